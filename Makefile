@@ -1,0 +1,59 @@
+# On a machine with python3 (3.11 or later), make and gcc:
+#
+#   make demo        ResNet-50 trained in half of its memory
+#   make test        the test suite
+#   make test-slow   the tests that take minutes
+#   make check       style, types, layers, a smoke test: under a minute
+#   make bench       the benchmarks
+#   make clean       remove the environment and all caches in this folder
+#
+# The environment is .venv, made once and again when pyproject.toml changes.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.lowtide-installed
+# Installed by name first: the plain requirement would pull a build with gigabytes of CUDA libraries.
+TORCH  ?= torch==2.13.0
+
+SMOKE  := tests/test_public_names.py tests/test_docs_errors.py tests/cli tests/report tests/ir tests/sim
+
+.PHONY: demo test test-slow check format bench clean install
+.DEFAULT_GOAL := test
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lowtide needs Python 3.11 or later; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -m slow
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -x $(wildcard $(SMOKE))
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	@found=; for file in benchmarks/*.py; do test -f "$$file" || continue; found=1; echo "== $$file"; $(BIN)/python "$$file" || exit 1; done; \
+	  test -n "$$found" || { echo "no benchmarks/ yet: running the demo, which is one"; $(BIN)/python examples/demo.py; }
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
