@@ -1,0 +1,25 @@
+"""What would the known methods do with this graph and this budget?
+
+Each is a function from a graph and a budget in bytes to a program; the simulator judges them all alike. None promises to
+meet the budget: what they return when they cannot is their best, and comparing says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from lowtide.ir.graph import Graph
+from lowtide.ir.program import Program
+from lowtide.solve.baselines.chen import chen
+from lowtide.solve.baselines.echo import echo
+from lowtide.solve.baselines.keep_all import keep_all
+from lowtide.solve.baselines.torch_knapsack import torch_knapsack
+
+__all__ = ["BASELINES"]
+
+BASELINES: Mapping[str, Callable[[Graph, int], Program]] = {
+    "keep all": keep_all,
+    "chen": chen,
+    "echo": echo,
+    "torch knapsack": torch_knapsack,
+}

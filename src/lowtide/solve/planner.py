@@ -1,0 +1,176 @@
+"""Which solver plans this problem, and what is its answer worth? The one door to planning.
+
+Goes in: a `Graph` with costs and a budget in bytes. Comes out: a `Result` whose program has been checked and simulated. Every
+solver is a function from a graph and a budget to a program, listed in `SOLVERS`; this module measures, verifies and compares
+them alike: no solver's own claim is believed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lowtide.errors import OptionError, did_you_mean
+from lowtide.ir.check import check_program
+from lowtide.ir.graph import Graph
+from lowtide.ir.program import Program
+from lowtide.sim.memory import Timeline, simulate
+from lowtide.solve.baselines import BASELINES
+from lowtide.solve.bound import lower_bound
+from lowtide.solve.problem import make_problem
+from lowtide.solve.result import Result, Status
+from lowtide.solve.search import Answers, Search
+
+__all__ = ["SOLVERS", "Progress", "solve"]
+
+_PATIENCE = 0.02
+"""A plan this close to the bound is not worth more searching: stop early."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a progress bar shows while planning."""
+
+    seconds: float
+    """Of the best program so far; infinite while none fits."""
+    bound: float
+    elapsed: float
+    limit: float
+
+
+Report = Callable[[Progress], None]
+SOLVERS: tuple[str, ...] = ("auto", "search", *BASELINES)
+
+
+def solve(
+    graph: Graph,
+    budget: int,
+    *,
+    solver: str = "auto",
+    seconds: float = 30.0,
+    seed: int = 0,
+    report: Report | None = None,
+) -> Result:
+    if solver not in SOLVERS:
+        raise OptionError(
+            f"no solver called {solver!r}{did_you_mean(solver, list(SOLVERS))} Known: {', '.join(SOLVERS)}"
+        )
+    if solver in BASELINES:
+        return _baseline(graph, budget, solver)
+    return _Planning(graph, budget, seconds, seed, report).run()
+
+
+def _checked(graph: Graph, program: Program) -> Timeline:
+    check_program(graph, program)
+    return simulate(graph, program)
+
+
+def _baseline(graph: Graph, budget: int, name: str) -> Result:
+    started = time.perf_counter()
+    timeline = _checked(graph, BASELINES[name](graph, budget))
+    took = time.perf_counter() - started
+    problem = make_problem(graph)
+    keep_all = Search(problem).keep_all()
+    return Result(
+        status=Status.FEASIBLE if timeline.peak <= budget else Status.INFEASIBLE,
+        program=timeline.program,
+        seconds=timeline.seconds,
+        peak=timeline.peak,
+        bound=lower_bound(problem, budget, keep_all.seconds),
+        floor=timeline.peak,
+        solver=name,
+        solve_seconds=took,
+        why=f"the baseline {name}, as it is",
+    )
+
+
+class _Planning:
+    """One call of the planner."""
+
+    def __init__(
+        self, graph: Graph, budget: int, seconds: float, seed: int, report: Report | None
+    ) -> None:
+        self.graph, self.budget, self.seconds, self.seed, self.report = (
+            graph,
+            budget,
+            seconds,
+            seed,
+            report,
+        )
+        self.started = time.perf_counter()
+        self.search = Search(make_problem(graph))
+        self.keep_all = self.search.keep_all()
+        self.bound = lower_bound(self.search.problem, budget, self.keep_all.seconds)
+
+    def clock(self, share: float) -> float:
+        return self.started + share * self.seconds
+
+    def run(self) -> Result:
+        if self.keep_all.peak <= self.budget:
+            floor = self.search.floor(
+                until=min(self.clock(0.3), time.perf_counter() + 1.0), seed=self.seed
+            )
+            return self.result(
+                self.search.program(self.keep_all), floor, "everything fits: nothing is dropped"
+            )
+        floor = self.search.floor(
+            until=min(self.clock(0.2), time.perf_counter() + 3.0), seed=self.seed
+        )
+        start = self.start(floor)
+        if start is None:
+            floor = self.search.floor(until=self.clock(0.7), seed=self.seed + 1)
+            start = floor if floor.peak <= self.budget else None
+        if start is None:
+            return self.result(
+                self.search.program(floor), floor, "no program within the budget was found"
+            )
+        best = self.search.improve(
+            start,
+            self.budget,
+            until=self.clock(0.95),
+            seed=self.seed,
+            report=self.note,
+            enough=self.bound * (1 + _PATIENCE / 20),
+        )
+        return self.compare(best, floor)
+
+    def start(self, floor: Answers) -> Answers | None:
+        found = [self.search.descend(self.budget)]
+        if floor.peak <= self.budget:
+            found.append(floor)
+        within = [f for f in found if f is not None and f.peak <= self.budget]
+        return min(within, key=lambda f: f.seconds, default=None)
+
+    def note(self, answers: Answers) -> None:
+        if self.report is not None:
+            elapsed = time.perf_counter() - self.started
+            self.report(Progress(answers.seconds, self.bound, elapsed, self.seconds))
+
+    def compare(self, best: Answers, floor: Answers) -> Result:
+        """The searched program, unless a baseline happens to be faster."""
+        program, why = self.search.program(best), "annealed from the greedy start"
+        timeline = simulate(self.graph, program)
+        for name, baseline in BASELINES.items():
+            if time.perf_counter() > self.clock(1.0):
+                break
+            other = simulate(self.graph, baseline(self.graph, self.budget))
+            if other.peak <= self.budget and other.seconds < timeline.seconds:
+                timeline, why = other, f"the baseline {name} was faster than what the search found"
+        return self.result(timeline.program, floor, why)
+
+    def result(self, program: Program, floor: Answers, why: str) -> Result:
+        timeline = _checked(self.graph, program)
+        fits = timeline.peak <= self.budget
+        proved = fits and timeline.seconds <= self.bound * (1 + 1e-9)
+        return Result(
+            status=Status.OPTIMAL if proved else Status.FEASIBLE if fits else Status.INFEASIBLE,
+            program=timeline.program,
+            seconds=timeline.seconds,
+            peak=timeline.peak,
+            bound=self.bound,
+            floor=min(floor.peak, timeline.peak),
+            solver="search",
+            solve_seconds=time.perf_counter() - self.started,
+            why=why,
+        )

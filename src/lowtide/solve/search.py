@@ -1,0 +1,323 @@
+"""The planner: a good start, then annealing until the time is up.
+
+Goes in: a `Problem` and a limit in bytes. Comes out: the best program found, with the seconds no program can beat and the
+smallest peak found. Two starts compete: *descend*, which drops the tensors that free the most bytes per second of
+recomputation where the step is over the limit, and the best of the baselines, so that the result is never worse than any of
+them. Then rounds of annealing (`solve/anneal.py`) restart from the best so far until the time limit or Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.ir.program import Program
+from lowtide.solve.anneal import FASTEST, SMALLEST, anneal, evaluate
+from lowtide.solve.compiled import compiled
+from lowtide.solve.problem import DISCARD, DROP, HOLD, NEVER, Problem
+from lowtide.solve.rollout import FAILED, Arrays, arrays
+
+__all__ = ["Answers", "Search"]
+
+_LONGEST = 12
+"""A program may be at most this many times as long as the captured step."""
+_TOO_SLOW = 2.5
+"""The greedy start gives up on drops that make the step this many times slower."""
+_DESCENTS = 400
+_PATIENCE = 4.0
+_NOTABLE = 2e-4
+"""Annealing stops once so many seconds, and half the time it took so far, went by without a notable improvement."""
+_BITE = 6
+"""The greedy start frees this part of what is over the limit before it looks again: drops make other drops dearer."""
+_SMALL = 500
+"""... and leaves tensors alone that are smaller than this part of it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """One answer for each gap, and what follows."""
+
+    state: NDArray[np.int8]
+    choice: NDArray[np.int64]
+    seconds: float
+    peak: int
+    """Base included."""
+
+
+class Search:
+    """Buffers and moves for one problem; every method returns `Answers` that were played in full."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.arrays: Arrays = arrays(problem)
+        n_ops, n_storages = len(problem.op_names), len(problem.storage_names)
+        length = _LONGEST * len(problem.order) + 1000
+        self.buffers = (
+            np.zeros(length, np.int64),
+            np.zeros(length, np.int64),
+            np.zeros(length, np.bool_),
+            np.zeros(n_storages, np.bool_),
+            np.zeros(n_storages, np.bool_),
+            np.zeros(n_storages, np.int64),
+            np.zeros(n_ops, np.bool_),
+            np.zeros(8 * n_ops + 1000, np.int64),
+            np.zeros(n_ops + 1, np.int64),
+        )
+        self.during = np.zeros(len(problem.order), np.int64)
+        self.keep_all_seconds = problem.captured_seconds
+        self.moves = _moves(problem)
+
+    @property
+    def has_choices(self) -> bool:
+        return bool(len(self.moves[0]))
+
+    def play(
+        self, state: NDArray[np.int8], choice: NDArray[np.int64] | None = None
+    ) -> Answers | None:
+        """None where something that was dropped cannot be made again."""
+        chosen = self.no_choice() if choice is None else choice
+        length, seconds, peak, _ = evaluate(
+            self.arrays, self.buffers, state, chosen, 2**62, self.during
+        )
+        if length == FAILED:
+            return None
+        return Answers(state.copy(), chosen.copy(), seconds, int(peak) + self.problem.base_bytes)
+
+    def no_choice(self) -> NDArray[np.int64]:
+        return np.zeros(len(self.problem.storage_names), np.int64)
+
+    def program(self, answers: Answers) -> Program:
+        length, *_ = evaluate(
+            self.arrays, self.buffers, answers.state, answers.choice, 2**62, self.during
+        )
+        ops, positions, runs = (
+            self.buffers[0][:length],
+            self.buffers[1][:length],
+            self.buffers[2][:length],
+        )
+        return self.problem.program(positions[runs], ops[runs])
+
+    def keep_all(self) -> Answers:
+        answers = self.play(self.problem.gaps.start_state)
+        assert answers is not None
+        return answers
+
+    def descend(self, limit: int) -> Answers | None:
+        """Drop where it hurts least until the limit holds; None if that gets stuck."""
+        problem = self.problem
+        state = problem.gaps.start_state.copy()
+        room = limit - problem.base_bytes
+        movable = problem.gaps.open & (problem.gaps.end != NEVER)
+        reach = np.minimum(problem.gaps.end, len(problem.order))
+        before = state.copy()
+        for _ in range(_DESCENTS):
+            answers = self.play(state)
+            if answers is None or answers.seconds > _TOO_SLOW * self.keep_all_seconds:
+                # A chain grew too long: undo the last drops and do not try them again.
+                movable[state != before] = False
+                state[:] = before
+                continue
+            over = self.during - room
+            if over.max() <= 0:
+                return answers
+            before[:] = state
+            if not self._drop_some(state, over, movable, reach):
+                return None
+        return None
+
+    def _drop_some(
+        self,
+        state: NDArray[np.int8],
+        over: NDArray[np.int64],
+        movable: NDArray[np.bool_],
+        reach: NDArray[np.int64],
+    ) -> bool:
+        """Drop gaps across the worst position: best relief per second first, a bite of what is over there. Where nothing is
+        held any more, do not hold what is remade on the way either."""
+        problem = self.problem
+        worst = int(over.argmax())
+        size = problem.bytes[problem.gaps.storage]
+        least = max(1, int(over[worst]) // _SMALL)
+        across = movable & (problem.gaps.start < worst) & (reach > worst) & (size > 0)
+        for now, then in ((HOLD, DROP), (DROP, DISCARD)):
+            for smallest in (least, 1):
+                found = np.flatnonzero(across & (state == now) & (size >= smallest))
+                if len(found):
+                    self._drop_best(state, over, found, then, reach)
+                    return True
+        return False
+
+    def _drop_best(
+        self,
+        state: NDArray[np.int8],
+        over: NDArray[np.int64],
+        found: NDArray[np.int64],
+        answer: int,
+        reach: NDArray[np.int64],
+    ) -> None:
+        problem = self.problem
+        size = problem.bytes[problem.gaps.storage]
+        tight = np.concatenate([[0], np.cumsum(over > 0)])
+        relief = size[found] * (tight[reach[found]] - tight[problem.gaps.start[found] + 1])
+        cost = _remake_seconds(self.arrays, state, problem.gaps.storage, reach)
+        score = relief / (cost[problem.gaps.storage[found]] + 1e-7)
+        freed = 0
+        for gap in found[np.argsort(-score, kind="stable")]:
+            state[gap] = answer
+            freed += int(size[gap])
+            if freed >= max(int(over.max()) // _BITE, 1):
+                break
+
+    def improve(
+        self,
+        start: Answers,
+        limit: int,
+        *,
+        until: float,
+        seed: int = 0,
+        goal: int = FASTEST,
+        enough: float = 0.0,
+        report: Callable[[Answers], None] | None = None,
+    ) -> Answers:
+        """Anneal from `start` until the clock says `until` (time.perf_counter), a plan takes at most `enough` seconds, or Ctrl-C."""
+        if not self.has_choices:
+            return start
+        room = limit - self.problem.base_bytes
+        best, best_choice = start.state.copy(), start.choice.copy()
+        record = np.array([start.seconds, start.peak - self.problem.base_bytes], np.float64)
+        iterations = self._iterations_per_round()
+        price = start.seconds / max(self.problem.bytes.sum() * 10.0, 1.0)
+        span = start.seconds if goal == FASTEST else float(record[1])
+        heats = (3e-4, 3e-5, 3e-3, 1e-4)
+        round_ = 0
+        began = improved = time.perf_counter()
+        try:
+            while (now := time.perf_counter()) < until and (goal != FASTEST or record[0] > enough):
+                if now - improved > _PATIENCE + 0.5 * (improved - began):
+                    break
+                state, choice = best.copy(), best_choice.copy()
+                before = record.copy()
+                heat = heats[round_ % len(heats)]
+                price, _ = anneal(
+                    self.arrays, self.buffers, self.moves, state, choice, best, best_choice, record,
+                    room, goal, iterations, span * heat, span * heat * 1e-2, price, seed + round_,
+                )  # fmt: skip
+                round_ += 1
+                if record[goal] < before[goal] * (1 - _NOTABLE):
+                    improved = time.perf_counter()
+                if report is not None and (record != before).any():
+                    report(self._answers(best, best_choice, record))
+        except KeyboardInterrupt:
+            pass
+        return self._answers(best, best_choice, record)
+
+    def _answers(
+        self, state: NDArray[np.int8], choice: NDArray[np.int64], record: NDArray[np.float64]
+    ) -> Answers:
+        return Answers(
+            state.copy(), choice.copy(), float(record[0]), int(record[1]) + self.problem.base_bytes
+        )
+
+    def _iterations_per_round(self) -> int:
+        """So many that a round takes about half a second."""
+        n = len(self.problem.order)
+        return max(200, min(20_000, 15_000_000 // max(n, 1)))
+
+    def floor(self, *, until: float, seed: int = 0) -> Answers:
+        """The smallest peak found."""
+        problem = self.problem
+        starts = [self.keep_all()]
+        for answer in (DROP, DISCARD):
+            state = problem.gaps.start_state.copy()
+            state[problem.gaps.open] = answer
+            played = self.play(state)
+            if played is not None:
+                starts.append(played)
+        low, high = problem.base_bytes, min(s.peak for s in starts)
+        for _ in range(6):
+            middle = (low + high) // 2
+            found = self.descend(middle)
+            if found is None or found.peak > middle:
+                low = middle
+            else:
+                high = found.peak
+                starts.append(found)
+            if time.perf_counter() > until:
+                break
+        best = min(starts, key=lambda s: (s.peak, s.seconds))
+        return self.improve(best, problem.base_bytes, until=until, seed=seed, goal=SMALLEST)
+
+
+def _moves(problem: Problem) -> Arrays:
+    """What annealing may touch, how likely, and which gaps are each other's twins."""
+    candidates = np.flatnonzero(problem.gaps.open)
+    weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
+    weight[problem.gaps.end[candidates] == NEVER] *= 0.3
+    shape = _shapes(problem)
+    several = np.flatnonzero(np.diff(problem.makers.start) > 1)
+    return (
+        candidates,
+        np.cumsum(weight),
+        problem.gaps.end,
+        _twins(shape),
+        shape,
+        several,
+    )
+
+
+def _shapes(problem: Problem) -> NDArray[np.int64]:
+    """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
+    graph = problem.graph
+    targets = [graph.op[n].target for n in problem.op_names]
+    seen: dict[tuple[object, ...], int] = {}
+    shape = np.full(len(problem.gaps.storage), -1, np.int64)
+    for g in range(len(shape)):
+        if not problem.gaps.open[g]:
+            continue
+        end = problem.gaps.end[g]
+        key = (
+            targets[problem.order[problem.gaps.start[g]]],
+            targets[problem.order[end]] if end != NEVER else "",
+            int(problem.bytes[problem.gaps.storage[g]]),
+        )
+        shape[g] = seen.setdefault(key, len(seen))
+    return shape
+
+
+def _twins(shape: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each gap the next one of the same shape, in a ring."""
+    twin = np.arange(len(shape))
+    rings: dict[int, list[int]] = {}
+    for g, s in enumerate(shape.tolist()):
+        if s >= 0:
+            rings.setdefault(s, []).append(g)
+    for ring in rings.values():
+        for g, following in zip(ring, ring[1:] + ring[:1], strict=True):
+            twin[g] = following
+    return twin
+
+
+@compiled
+def _remake_seconds(a, state, gap_storage, reach):  # type: ignore[no-untyped-def]
+    """A guess, per storage, of the seconds to make it again given what is held to the end; shared work is counted twice."""
+    (size, seconds, _, _, r0, r, m0, m, _k0, _k, _, order, _, _, _, _, _, _, _, _) = a
+    last = order.shape[0]
+    held = np.zeros(size.shape[0], np.bool_)
+    for g in range(gap_storage.shape[0]):
+        if state[g] == HOLD and reach[g] > last // 2:
+            held[gap_storage[g]] = True
+    cost = np.zeros(size.shape[0], np.float64)
+    for op in range(seconds.shape[0]):
+        needed = seconds[op]
+        for i in range(r0[op], r0[op + 1]):
+            if not held[r[i]]:
+                needed += cost[r[i]]
+        for i in range(m0[op], m0[op + 1]):
+            s = m[i]
+            if cost[s] == 0.0 or needed < cost[s]:
+                cost[s] = needed
+    return cost
