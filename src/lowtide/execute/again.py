@@ -1,0 +1,65 @@
+"""How does an op run a second time without changing anything else?
+
+Most ops simply run again. Two kinds need care: a batch norm in training mode would update its running statistics once
+more, so it is given fresh ones to update; a random op must draw the same numbers, so the generator is set to the state noted
+before the first run and put back afterwards. These are plain functions that the executor's fx graphs call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture import meaning
+
+__all__ = ["again", "generator_state", "replay", "without_statistics"]
+
+
+def generator_state(device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    return torch.get_device_module(device).get_rng_state(device)
+
+
+def _set_generator_state(device: torch.device, state: torch.Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+def replay(
+    target: Callable[..., Any], device: torch.device, state: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a random op with the numbers it drew before; the generator is left as it was found."""
+    now = generator_state(device)
+    _set_generator_state(device, state)
+    try:
+        return target(*args, **kwargs)
+    finally:
+        _set_generator_state(device, now)
+
+
+def without_statistics(
+    target: Callable[..., Any], dtype: torch.dtype, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a training-mode batch norm on throw-away running statistics: the output does not depend on them."""
+    passed = list(args)
+    for position in meaning.RUNNING_STATISTICS:
+        passed[position] = args[0].new_zeros(args[0].shape[1], dtype=dtype)
+    return target(*passed, **kwargs)
+
+
+def again(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """What to call, and with which (fx) arguments, so that a captured op runs once more."""
+    if meaning.updates_statistics(node):
+        statistics = node.args[meaning.RUNNING_STATISTICS[0]]
+        dtype = statistics.meta["val"].dtype if isinstance(statistics, fx.Node) else torch.float32
+        args = list(node.args)
+        for position in meaning.RUNNING_STATISTICS:
+            args[position] = None
+        return without_statistics, (node.target, dtype, *args), dict(node.kwargs)
+    return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]

@@ -1,0 +1,68 @@
+"""How does a module come to run its plan, and what stays as it was?
+
+As `nn.Module.compile()` does, in place: only the module's call goes through the compiled function, so its type, parameters,
+hooks and `state_dict` keys are untouched, and a pickled or deep-copied module is the plain one again. Calls without gradients
+run as they always did: nothing is kept for a backward that will not come.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+
+from lowtide.capture.rnn import rnn_config
+from lowtide.errors import LowtideError
+from lowtide.execute.backend import Backend
+from lowtide.execute.session import Session
+
+__all__ = ["attach", "detach", "session_of"]
+
+
+class _Planned:
+    """What a fitted module is called through."""
+
+    def __init__(self, module: nn.Module, session: Session) -> None:
+        self.session = session
+        self.plain: Callable[..., Any] = module._call_impl
+        self.compiled = torch.compile(
+            self.plain, backend=Backend(session), dynamic=False, **_isolated()
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.plain(*args, **kwargs)
+        with rnn_config():
+            try:
+                return self.compiled(*args, **kwargs)
+            except BackendCompilerFailed as error:
+                if isinstance(error.inner_exception, LowtideError):
+                    raise error.inner_exception from None
+                raise
+
+
+def _isolated() -> dict[str, Any]:
+    """Where PyTorch can, keep each fitted module's compilations apart, so that many modules of one class do not count
+    towards one recompilation limit."""
+    known = inspect.signature(torch.compile).parameters
+    return (
+        {"isolate_recompiles": True, "recompile_limit": 64} if "isolate_recompiles" in known else {}
+    )
+
+
+def attach(module: nn.Module, session: Session) -> None:
+    module._compiled_call_impl = _Planned(module, session)
+
+
+def detach(module: nn.Module, previous: Any) -> None:
+    """Put back what the module was called through before."""
+    module._compiled_call_impl = previous
+
+
+def session_of(module: nn.Module) -> Session | None:
+    planned = module._compiled_call_impl
+    return planned.session if isinstance(planned, _Planned) else None

@@ -1,0 +1,250 @@
+"""How does a `Program` become the forward and backward that AOTAutograd runs?
+
+Goes in: what was captured and a program. Comes out: two fx modules. A new joint graph is written with one node for each time
+an op runs, in the program's order, forward instances before backward ones; then PyTorch's own extraction splits it, because
+it knows the calling convention (order of saved tensors, symbol bindings, version checks, tokens). Nodes are tagged so that
+nothing moves across the split, and fx's generated code drops every variable after its last use, which is exactly when the
+program says a storage goes.
+
+Views are taken where they are read, from the copy of the storage that is there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch import partitioners
+from torch.fx.experimental.proxy_tensor import is_sym_node
+
+from lowtide.capture import meaning
+from lowtide.capture.convert import BACKWARD, FORWARD, Captured
+from lowtide.execute import again
+from lowtide.ir.graph import Graph, Op
+from lowtide.ir.program import Program
+
+__all__ = ["lower"]
+
+_TAGS = ("must_be_in_forward", "must_be_in_backward")
+
+
+def lower(
+    captured: Captured, graph: Graph, program: Program, num_forward_outputs: int
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """`graph` is the captured one, possibly with more makers; `program` is for it."""
+    return _Lowering(captured, graph).run(program, num_forward_outputs)
+
+
+class _Lowering:
+    """The new joint graph as it is written."""
+
+    def __init__(self, captured: Captured, graph: Graph) -> None:
+        self.captured, self.graph = captured, graph
+        self.new = fx.Graph()
+        self.segment = FORWARD
+        self.now: dict[str, fx.Node] = {}
+        """The newest copy of each storage."""
+        self.views: dict[str, tuple[int, fx.Node, fx.Node]] = {}
+        """Views taken: (segment, copy of the storage it was taken from, node)."""
+        self.ambient: dict[fx.Node, Any] = {}
+        self.waiting = [n for n in captured.joint.graph.nodes if n in captured.ambient]
+        self.ran: set[str] = set()
+
+    def run(
+        self, program: Program, num_forward_outputs: int
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        for node in self.captured.joint.graph.find_nodes(op="placeholder"):
+            copy = self.new.placeholder(node.target)
+            copy.meta = node.meta
+            self.now[node.name] = self.ambient[node] = copy
+        outputs, _ = meaning.joint_outputs(self.captured.joint)
+        made: list[Any] = []
+        wanted = (outputs[:num_forward_outputs], outputs[num_forward_outputs:])
+        for segment, names in enumerate(program.steps):
+            self.segment = segment
+            for name in names:
+                self.run_op(self.graph.op[name])
+            made += [self.resolve(o) if isinstance(o, fx.Node) else o for o in wanted[segment]]
+        self.finish(made)
+        return self.split(num_forward_outputs)
+
+    def finish(self, outputs: list[Any]) -> None:
+        (old,) = self.captured.joint.graph.find_nodes(op="output")
+        new = self.new.output(outputs)
+        new.meta = dict(old.meta)
+
+    def split(self, num_forward_outputs: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+        joint = fx.GraphModule(self.captured.joint, self.new)
+        values, sizes, opaque = self.saved(num_forward_outputs)
+        arguments: dict[str, Any] = {"num_fwd_outputs": num_forward_outputs}
+        if (
+            "saved_opaque_nodes"
+            in inspect.signature(partitioners._extract_fwd_bwd_modules).parameters
+        ):
+            arguments["saved_opaque_nodes"] = opaque
+        static = [n for n in values if n.op == "placeholder"]
+        arguments["static_lifetime_input_nodes"] = torch.utils._ordered_set.OrderedSet(static)
+        return partitioners._extract_fwd_bwd_modules(joint, values, sizes, **arguments)
+
+    def saved(self, num_forward_outputs: int) -> tuple[list[fx.Node], list[fx.Node], list[fx.Node]]:
+        """What backward reads that forward, or the caller before it, made: tensors, symbolic sizes, script objects."""
+        (output,) = self.new.find_nodes(op="output")
+        needed: dict[fx.Node, None] = {}
+        for node in self.new.nodes:
+            if node.meta.get("partitioner_tag") == _TAGS[BACKWARD] and node.op == "call_function":
+                needed.update(dict.fromkeys(node.all_input_nodes))
+        needed.update(
+            (n, None)
+            for n in output.args[0][num_forward_outputs:]
+            if isinstance(n, fx.Node)  # type: ignore[union-attr,index]
+        )
+        before = [
+            n
+            for n in self.new.nodes
+            if n in needed
+            and n.meta.get("partitioner_tag") != _TAGS[BACKWARD]
+            and n.op != "get_attr"
+            and not meaning.is_tangent(n)
+        ]
+        sizes = [n for n in before if is_sym_node(n)]
+        tensors = [n for n in before if isinstance(n.meta.get("val"), torch.Tensor)]
+        opaque = [n for n in before if n not in set(sizes) and n not in set(tensors)]
+        return tensors, [n for n in sizes if not _only_asserts(n)], opaque
+
+    # Writing nodes.
+
+    def run_op(self, op: Op) -> None:
+        node = self.captured.nodes[op.of or op.name]
+        if op.target == "lowtide.generator_state":
+            self.put(op, self.call(again.generator_state, (_device(node),), {}, _state_meta(node)))
+            return
+        if op.rule == "replay":
+            state = self.now[op.inputs[-1]]
+            call = self.call(
+                again.replay,
+                (node.target, _device(node), state, *self.mapped(node.args)),
+                self.mapped(dict(node.kwargs)),
+                node.meta,
+            )
+        elif op.name in self.ran:
+            target, args, kwargs = again.again(node)
+            call = self.call(target, self.mapped(args), self.mapped(kwargs), node.meta)
+        else:
+            call = self.call(
+                node.target, self.mapped(node.args), self.mapped(dict(node.kwargs)), node.meta
+            )
+        self.ran.add(op.name)
+        self.put(op, call)
+
+    def put(self, op: Op, call: fx.Node) -> None:
+        """Note the op's outputs as the newest copies."""
+        for name in op.outputs:
+            index = self.captured.elements.get(name)
+            made = call
+            if index is not None:
+                made = self.new.call_function(operator.getitem, (call, index))
+                made.meta = self.tagged(self.captured.tensors[name].meta)
+                if not isinstance(made.meta.get("val"), torch.Tensor):
+                    made.meta["val"] = call.meta["val"][index]
+            if self.graph.value[name].is_view:
+                self.views[name] = (self.segment, self.now[self.graph.storage(name)], made)
+            else:
+                self.now[name] = made
+        if self.waiting and self.segment == FORWARD:
+            self.settle_ambient()
+
+    def call(self, target: Any, args: Any, kwargs: Any, meta: dict[str, Any]) -> fx.Node:
+        node = self.new.call_function(target, tuple(args), kwargs)
+        node.meta = self.tagged(meta)
+        return node
+
+    def tagged(self, meta: dict[str, Any]) -> dict[str, Any]:
+        return {**meta, "partitioner_tag": _TAGS[self.segment]}
+
+    def mapped(self, arguments: Any) -> Any:
+        return fx.map_arg(arguments, self.resolve)
+
+    def resolve(self, node: fx.Node) -> Any:
+        """The new graph's node for a node of the captured one, as it stands now."""
+        if node in self.captured.ambient:
+            return self.ambient_node(node)
+        return self.tensor(node.name)
+
+    def tensor(self, name: str) -> fx.Node:
+        storage = self.graph.storage(name)
+        if storage == name:
+            return self.now[name]
+        base = self.now[storage]
+        taken = self.views.get(name)
+        if taken is not None and taken[0] == self.segment and taken[1] is base:
+            return taken[2]
+        self.take_view(name)
+        return self.views[name][2]
+
+    def take_view(self, name: str) -> None:
+        op = self.graph.makers[name][0]
+        node = self.captured.nodes[op.name]
+        call = self.call(
+            node.target, self.mapped(node.args), self.mapped(dict(node.kwargs)), node.meta
+        )
+        self.put(op, call)
+
+    # Sizes and constants.
+
+    def ambient_node(self, node: fx.Node) -> Any:
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, (int, float, bool)):
+            return value
+        if node.op == "get_attr":
+            copy = self.new.get_attr(str(node.target))
+            copy.meta = dict(node.meta)
+            return copy
+        if node not in self.ambient:
+            copy = self.new.call_function(
+                node.target, self.mapped(node.args), self.mapped(dict(node.kwargs))
+            )
+            copy.meta = dict(node.meta)
+            if self.segment == BACKWARD:
+                copy.meta["partitioner_tag"] = _TAGS[BACKWARD]
+            self.ambient[node] = copy
+        return self.ambient[node]
+
+    def settle_ambient(self) -> None:
+        """Write down sizes as soon as what they are read from exists, so that backward can rely on them."""
+        still = []
+        for node in self.waiting:
+            if node.op == "call_function" and all(self.exists(n) for n in node.all_input_nodes):
+                self.ambient_node(node)
+            elif node.op == "call_function":
+                still.append(node)
+        self.waiting = still
+
+    def exists(self, node: fx.Node) -> bool:
+        if node in self.captured.ambient:
+            return node.op == "get_attr" or node in self.ambient
+        return node.name in self.graph.value and self.graph.storage(node.name) in self.now
+
+
+def _device(node: fx.Node) -> torch.device:
+    return meaning.device(node)
+
+
+def _state_meta(node: fx.Node) -> dict[str, Any]:
+    fake = (
+        next(n for n in node.meta["val"] if isinstance(n, torch.Tensor))
+        if isinstance(node.meta["val"], (tuple, list))
+        else node.meta["val"]
+    )
+    with fake.fake_mode:
+        return {"val": torch.empty(meaning.generator_bytes(node), dtype=torch.uint8, device="cpu")}
+
+
+def _only_asserts(node: fx.Node) -> bool:
+    return (
+        bool(partitioners._is_assert_only_symbool(node))
+        if hasattr(partitioners, "_is_assert_only_symbool")
+        else False
+    )

@@ -1,0 +1,61 @@
+"""What do the ops of a captured graph cost? Fills seconds and workspaces in, measuring what the store does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from lowtide.capture.convert import Captured
+from lowtide.cost.store import Cost, CostStore
+from lowtide.ir.graph import Graph, Op
+from lowtide.measure.signature import signature
+from lowtide.measure.timing import Call, measure_calls
+
+__all__ = ["price"]
+
+_STATE_SECONDS = 5e-6
+"""Reading or setting a generator's state: a few kilobytes copied."""
+
+
+def price(
+    captured: Captured,
+    graph: Graph,
+    store: CostStore,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> Graph:
+    """The graph with costs. `graph` is the captured one, possibly with more makers."""
+    calls = {
+        o.name: _call(captured.nodes[o.name])
+        for o in captured.graph.ops
+        if _is_call(captured.graph, o)
+    }
+    costs = measure_calls(list(calls.values()), store, progress=progress)
+    return graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
+
+
+def _is_call(graph: Graph, op: Op) -> bool:
+    return not graph.is_view(op) and op.target != "lowtide.generator_state"
+
+
+def _call(node: fx.Node) -> Call:
+    def value(leaf: fx.Node) -> Any:
+        return leaf.meta.get("val")
+
+    args, kwargs = fx.map_arg(node.args, value), fx.map_arg(dict(node.kwargs), value)
+    return Call(signature(node.target, args, kwargs), node.target, args, kwargs)  # type: ignore[arg-type]
+
+
+def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:
+    call = calls.get(op.of or op.name)
+    if call is None:
+        return replace(
+            op, seconds=_STATE_SECONDS if op.target == "lowtide.generator_state" else 0.0
+        )
+    cost = costs[call.signature]
+    extra = 4 * _STATE_SECONDS if op.rule == "replay" else 0.0
+    return replace(
+        op, seconds=cost.seconds + extra, workspace=cost.workspace, signature=call.signature
+    )

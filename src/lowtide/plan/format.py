@@ -1,0 +1,151 @@
+"""How are graphs and plans written to files and read back?
+
+Text, versioned, never executed: JSON with a schema number, a checksum over the whole content, the graph with its hash, the
+environment, the program as op names, and the predicted numbers. Reading checks all of it before anything is used; what is
+wrong is said with the file's name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from lowtide.errors import FileFormatError, GraphError
+from lowtide.ir.check import check_program
+from lowtide.ir.graph import Graph
+from lowtide.ir.json import dump, graph_from_json, graph_to_json
+from lowtide.ir.program import Program
+from lowtide.plan.plan import Plan
+
+__all__ = ["load_file", "save_graph", "save_plan"]
+
+SCHEMA = 1
+
+
+def save_graph(graph: Graph, path: Path, environment: Mapping[str, str] | None = None) -> Path:
+    return _write(
+        path,
+        {"lowtide": "graph", "environment": dict(environment or {}), "graph": graph_to_json(graph)},
+    )
+
+
+def save_plan(plan: Plan, path: Path) -> Path:
+    content = {
+        "lowtide": "plan",
+        "environment": dict(plan.environment),
+        "budget": plan.budget,
+        "status": plan.status,
+        "solver": plan.solver,
+        "solve_seconds": plan.solve_seconds,
+        "lower_bound": plan.lower_bound,
+        "floor": plan.floor,
+        "why": plan.why,
+        "allow": list(plan.allow),
+        "measured_peak": plan.measured_peak,
+        "covers": list(plan.covers),
+        "predicted": {
+            "peak": plan.peak,
+            "seconds": plan.seconds,
+            "unplanned_peak": plan.unplanned_peak,
+            "unplanned_seconds": plan.unplanned_seconds,
+        },
+        "program": [list(s) for s in plan.program.steps],
+        "graph": graph_to_json(plan.graph),
+    }
+    return _write(path, content)
+
+
+def load_file(path: str | Path) -> Graph | Plan:
+    """A graph or a plan, whichever the file holds."""
+    content = _read(Path(path))
+    try:
+        graph = graph_from_json(content.get("graph"))
+        if content.get("lowtide") == "graph":
+            return graph
+        if content.get("lowtide") == "plan":
+            return _plan(graph, content)
+    except (FileFormatError, GraphError) as error:
+        raise FileFormatError(f"{path}: {_words(error)}") from None
+    raise FileFormatError(f"{path} holds {content.get('lowtide')!r}; expected a graph or a plan")
+
+
+def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
+    steps = content.get("program")
+    if not isinstance(steps, list) or not all(
+        isinstance(s, list) and all(isinstance(n, str) for n in s) for s in steps
+    ):
+        raise FileFormatError("program: expected a list of op names for each segment")
+    program = Program(tuple(tuple(s) for s in steps))
+    check_program(graph, program)
+    measured = content.get("measured_peak")
+    return Plan(
+        graph=graph,
+        program=program,
+        budget=_field(content, "budget", int),
+        status=_field(content, "status", str),
+        solver=_field(content, "solver", str),
+        solve_seconds=float(_field(content, "solve_seconds", (int, float))),
+        lower_bound=float(_field(content, "lower_bound", (int, float))),
+        floor=_field(content, "floor", int),
+        why=_field(content, "why", str),
+        allow=tuple(map(str, _field(content, "allow", list))),
+        measured_peak=measured if isinstance(measured, int) else None,
+        covers=tuple(map(str, _field(content, "covers", list))),
+        environment={str(k): str(v) for k, v in _field(content, "environment", dict).items()},
+    )
+
+
+def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
+    value = content.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise FileFormatError(f"{name}: found {value!r}")
+    return value
+
+
+def _write(path: Path, content: dict[str, Any]) -> Path:
+    """All or nothing: a crash leaves the old file."""
+    content = {"schema": SCHEMA, "hash": "", **content}
+    content["hash"] = _checksum(content)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=path.name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(dump(content) + "\n")
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileFormatError(f"no file {path}") from None
+    except (UnicodeDecodeError, ValueError) as error:
+        raise FileFormatError(f"{path} is not a Lowtide file: {error}") from None
+    if not isinstance(content, dict) or "lowtide" not in content:
+        raise FileFormatError(f"{path} is not a Lowtide file: it says nothing of what it holds")
+    if content.get("schema") != SCHEMA:
+        raise FileFormatError(
+            f"{path} has schema {content.get('schema')!r}; this version reads {SCHEMA}. Make it again with this version"
+        )
+    if content.get("hash") != _checksum(content):
+        raise FileFormatError(
+            f"{path} is damaged or was edited: its checksum does not match its content"
+        )
+    return content
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    text = json.dumps({**content, "hash": ""}, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()
+
+
+def _words(error: Exception) -> str:
+    return str(error).split(" ", 1)[1]

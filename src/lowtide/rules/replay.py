@@ -1,0 +1,33 @@
+"""Dropout and other random ops: keep the generator's state, not what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lowtide.ir.graph import Graph, Op
+from lowtide.rules.base import Exactness
+
+__all__ = ["Replay"]
+
+
+@dataclass(frozen=True)
+class Replay:
+    name: str = "replay"
+    reason: str = "draws the same random numbers again from the noted generator state"
+    exactness: Exactness = Exactness.EXACT
+
+    def propose(self, graph: Graph) -> Iterable[Op]:
+        for op in graph.captured:
+            state = f"{op.name}.generator"
+            if state in graph.value:
+                yield replace(
+                    op,
+                    name=f"{op.name}.replay",
+                    target="lowtide.replay",
+                    inputs=(*op.inputs, state),
+                    rerun=True,
+                    effect=False,
+                    rule=self.name,
+                    of=op.name,
+                )
