@@ -53,7 +53,7 @@ def main() -> int:
 
     with phase("fitting: capture, measure the operators, plan, verify"):
         plan = lowtide.fit(model, batch, budget=size, seconds=options.seconds)
-    console.print(str(plan), style="dim")
+    console.print(str(plan), style="dim", soft_wrap=True)
 
     with phase("measuring the planned step"):
         got = results(model, batch)  # fit left parameters and statistics as they were
@@ -88,7 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds", type=float, default=30.0, help="how long the solver may search"
     )
-    parser.add_argument("--rounds", type=int, default=2, help="how often each step is timed")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each step is timed")
     parser.add_argument("--picture", type=Path, default=root / "docs" / "pictures" / "resnet50.svg")
     return parser.parse_args()
 

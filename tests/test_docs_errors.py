@@ -1,4 +1,4 @@
-"""Every error code has a page: what it means, an example message, ways out. The pages go into the wheel."""
+"""Every error code has a page: what it means, an example message, ways out. The pages go into the wheel; links resolve."""
 
 from __future__ import annotations
 
@@ -56,3 +56,10 @@ def test_the_wheel_carries_the_pages(tmp_path: Path):
     assert {f"lowtide/docs/errors/{code}.md" for code in CODES} <= names
     assert "lowtide/py.typed" in names
     assert not [n for n in names if n.startswith(("tests", "examples"))]
+
+
+def test_every_link_between_the_pages_leads_somewhere():
+    for file in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", file.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (file.parent / target).exists(), f"{file.relative_to(ROOT)}: {target}"

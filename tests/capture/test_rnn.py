@@ -53,10 +53,14 @@ class Backend:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
+    """Small ops on a busy machine spend their time waiting for each other's threads, so there is one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+    torch.set_num_threads(threads)
 
 
 def compiled(module: Callable[..., Any], backend: Any, **options: Any) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,8 +27,13 @@ def onednn_available() -> bool:
 
 
 @pytest.fixture(autouse=True)
-def seed() -> None:
+def one_thread_and_seed() -> Iterator[None]:
+    """Small ops on a busy machine spend their time waiting for each other's threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     torch.manual_seed(0)
+    yield
+    torch.set_num_threads(threads)
 
 
 def make(kind: str, **options: Any) -> nn.RNNBase:

@@ -228,7 +228,7 @@ def layer(node: fx.Node) -> str:
     if not stack:
         return ""
     path = next(reversed(stack.values()))[0]
-    path = re.sub(r"^L\['\w+'\]\.?|^L__self__\.?|^self\.?", "", path)
+    path = re.sub(r"^[LG]\['\w+'\]\.?(__self__\.?)?|^L__self__\.?|^self\.?", "", path)
     return re.sub(r"_modules\['([^']*)'\]|\['([^']*)'\]", r"\1\2", path).strip(".")
 
 

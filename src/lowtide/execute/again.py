@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from lowtide.capture import meaning
+from lowtide.capture.forms import Form
 
 __all__ = ["again", "generator_state", "replay", "without_statistics"]
 
@@ -53,13 +54,13 @@ def without_statistics(
     return target(*passed, **kwargs)
 
 
-def again(node: fx.Node) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """What to call, and with which (fx) arguments, so that a captured op runs once more."""
-    if meaning.updates_statistics(node):
-        statistics = node.args[meaning.RUNNING_STATISTICS[0]]
-        dtype = statistics.meta["val"].dtype if isinstance(statistics, fx.Node) else torch.float32
-        args = list(node.args)
-        for position in meaning.RUNNING_STATISTICS:
-            args[position] = None
-        return without_statistics, (node.target, dtype, *args), dict(node.kwargs)
-    return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+def again(node: fx.Node, form: Form) -> Form:
+    """What to call so that a captured op runs once more."""
+    if not meaning.updates_statistics(node):
+        return form
+    statistics = form.args[meaning.RUNNING_STATISTICS[0]]
+    dtype = statistics.meta["val"].dtype if isinstance(statistics, fx.Node) else torch.float32
+    args = list(form.args)
+    for position in meaning.RUNNING_STATISTICS:
+        args[position] = None
+    return Form(without_statistics, (form.target, dtype, *args), form.kwargs)

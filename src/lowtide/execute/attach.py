@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.external_utils import wrap_inline
 
 from lowtide.capture.rnn import rnn_config
 from lowtide.errors import LowtideError
@@ -29,8 +30,10 @@ class _Planned:
     def __init__(self, module: nn.Module, session: Session) -> None:
         self.session = session
         self.plain: Callable[..., Any] = module._call_impl
+        # Dynamo skips frames of torch's own modules: without the wrapper nothing of an nn.Sequential would be captured, and
+        # hooks of the module itself would be graphs of their own.
         self.compiled = torch.compile(
-            self.plain, backend=Backend(session), dynamic=False, **_isolated()
+            wrap_inline(self.plain), backend=Backend(session), dynamic=False, **_isolated()
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from lowtide.capture import meaning
 from lowtide.capture.convert import BACKWARD, FORWARD, Captured
+from lowtide.capture.forms import form_of
 from lowtide.execute import again
 from lowtide.ir.graph import Graph, Op
 from lowtide.ir.program import Program
@@ -52,6 +53,7 @@ class _Lowering:
         self.ambient: dict[fx.Node, Any] = {}
         self.waiting = [n for n in captured.joint.graph.nodes if n in captured.ambient]
         self.ran: set[str] = set()
+        self.returned = {graph.storage(r.value) for r in graph.required}
 
     def run(
         self, program: Program, num_forward_outputs: int
@@ -119,29 +121,30 @@ class _Lowering:
     def run_op(self, op: Op) -> None:
         node = self.captured.nodes[op.of or op.name]
         if op.target == "lowtide.generator_state":
-            self.put(op, self.call(again.generator_state, (_device(node),), {}, _state_meta(node)))
+            self.put(
+                op, self.call(again.generator_state, (meaning.device(node),), {}, _state_meta(node))
+            )
             return
+        form = form_of(self.captured, op)
         if op.rule == "replay":
-            state = self.now[op.inputs[-1]]
+            noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])
             call = self.call(
-                again.replay,
-                (node.target, _device(node), state, *self.mapped(node.args)),
-                self.mapped(dict(node.kwargs)),
-                node.meta,
+                again.replay, (*noted, *self.mapped(form.args)), self.mapped(form.kwargs), node.meta
             )
-        elif op.name in self.ran:
-            target, args, kwargs = again.again(node)
-            call = self.call(target, self.mapped(args), self.mapped(kwargs), node.meta)
         else:
+            if op.name in self.ran:
+                form = again.again(node, form)
             call = self.call(
-                node.target, self.mapped(node.args), self.mapped(dict(node.kwargs)), node.meta
+                form.target, self.mapped(form.args), self.mapped(form.kwargs), node.meta
             )
-        self.ran.add(op.name)
         self.put(op, call)
+        self.ran.add(op.name)
 
     def put(self, op: Op, call: fx.Node) -> None:
-        """Note the op's outputs as the newest copies."""
+        """Note the op's outputs as the newest copies; the caller gets the first one of what it gets."""
         for name in op.outputs:
+            if op.name in self.ran and name in self.returned:
+                continue
             index = self.captured.elements.get(name)
             made = call
             if index is not None:
@@ -226,10 +229,6 @@ class _Lowering:
         if node in self.captured.ambient:
             return node.op == "get_attr" or node in self.ambient
         return node.name in self.graph.value and self.graph.storage(node.name) in self.now
-
-
-def _device(node: fx.Node) -> torch.device:
-    return meaning.device(node)
 
 
 def _state_meta(node: fx.Node) -> dict[str, Any]:

@@ -32,10 +32,14 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch._C import _autograd
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from lowtide.errors import LowtideError
+
+try:
+    from torch.autograd.profiler_legacy import profile as _LegacyProfile
+except ImportError:
+    _LegacyProfile = None
 
 __all__ = ["Recording", "available_bytes", "held_bytes", "measure_peak", "record"]
 
@@ -79,7 +83,7 @@ def measure_peak(
 def record(run: Callable[[], T], device: torch.device) -> Recording[T]:
     if device.type == "cuda":
         return _record_cuda(run, device)
-    if not hasattr(_autograd, "_enable_profiler_legacy"):
+    if _LegacyProfile is None:
         return _record_kineto(run)
     if _autograd._profiler_enabled():
         return _on_another_thread(lambda: _record_cpu(run))
@@ -103,8 +107,7 @@ def _record_cuda(run: Callable[[], T], device: torch.device) -> Recording[T]:
 
 
 def _record_cpu(run: Callable[[], T]) -> Recording[T]:
-    options = (False, True, False, False, False, _ExperimentalConfig())  # profile_memory only
-    _autograd._enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, *options))
+    _autograd._enable_profiler_legacy(_LegacyProfile(profile_memory=True).config())
     threads: list[Any] = []
     try:
         result = run()

@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from lowtide.capture.convert import Captured
+from lowtide.capture.forms import Form, form_of
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
 from lowtide.measure.signature import signature
@@ -27,11 +28,7 @@ def price(
     progress: Callable[[int, int, int], None] | None = None,
 ) -> Graph:
     """The graph with costs. `graph` is the captured one, possibly with more makers."""
-    calls = {
-        o.name: _call(captured.nodes[o.name])
-        for o in captured.graph.ops
-        if _is_call(captured.graph, o)
-    }
+    calls = {o.name: _call(form_of(captured, o)) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
     return graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
 
@@ -40,16 +37,16 @@ def _is_call(graph: Graph, op: Op) -> bool:
     return not graph.is_view(op) and op.target != "lowtide.generator_state"
 
 
-def _call(node: fx.Node) -> Call:
+def _call(form: Form) -> Call:
     def value(leaf: fx.Node) -> Any:
         return leaf.meta.get("val")
 
-    args, kwargs = fx.map_arg(node.args, value), fx.map_arg(dict(node.kwargs), value)
-    return Call(signature(node.target, args, kwargs), node.target, args, kwargs)  # type: ignore[arg-type]
+    args, kwargs = fx.map_arg(form.args, value), fx.map_arg(form.kwargs, value)
+    return Call(signature(form.target, args, kwargs), form.target, args, kwargs)
 
 
 def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:
-    call = calls.get(op.of or op.name)
+    call = calls.get(op.name)
     if call is None:
         return replace(
             op, seconds=_STATE_SECONDS if op.target == "lowtide.generator_state" else 0.0

@@ -234,7 +234,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _estimate(call: Call) -> Cost:
-    inputs = [_spec(t) for t in tensors_in(call.args, call.kwargs)]
+    inputs = _specs(tensors_in(call.args, call.kwargs))
     name = call.signature.split("(")[0]
     return estimate(name, inputs, _output_specs(call), sheet_for(_device_name(_device([call]))))
 
@@ -243,12 +243,17 @@ def _output_specs(call: Call) -> list[Spec]:
     """Shapes of what the call returns, found with fake tensors of our own; none where that fails."""
     with suppress(Exception), FakeTensorMode():
         args, kwargs = real_inputs(call.args, call.kwargs, empty)
-        return [_spec(t) for t in tensors_in(call.function(*args, **kwargs))]
+        return _specs(tensors_in(call.function(*args, **kwargs)))
     return []
 
 
-def _spec(tensor: torch.Tensor) -> Spec:
-    return Spec(dtype_name(tensor.dtype), tuple(concrete(s) for s in tensor.shape))
+def _specs(tensors: Sequence[torch.Tensor]) -> list[Spec]:
+    """Without those whose sizes are known only when they are there."""
+    specs = []
+    for tensor in tensors:
+        with suppress(ValueError):
+            specs.append(Spec(dtype_name(tensor.dtype), tuple(map(concrete, tensor.shape))))
+    return specs
 
 
 @contextmanager

@@ -45,6 +45,8 @@ text { fill: #e6edf3 }
 .limit { fill: #f0883e }
 }
 """.strip()
+_SHORTEST = 1e-9
+"""Seconds; a step that takes no time is drawn as if it took this."""
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
@@ -80,7 +82,7 @@ def timeline_svg(
     height: int = 400,
 ) -> str:
     """The step before (outline) and after (filled), and the budget as a line."""
-    seconds = max([t for t, _ in [*before, *after]], default=0.0) or 1.0
+    seconds = max([_SHORTEST, *(t for t, _ in [*before, *after])])
     top = max([budget, *(size for _, size in [*before, *after])])
     frame = _Frame(width, height, seconds, 1.06 * (top or 1))
     parts = [
@@ -113,7 +115,7 @@ def sparkline(points: Points, *, width: int = 60, top: int | None = None) -> str
     """The timeline as one line of bars; `top` is what a full bar stands for."""
     if not points:
         return ""
-    end = points[-1][0] or 1.0
+    end = max(points[-1][0], _SHORTEST)
     full = max(top or 0, *(size for _, size in points), 1)
     highest = dict(_columns(points, width / end, width))
     return "".join(

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from lowtide.rules.base import Exactness, Rule, add_makers
 from lowtide.rules.replay import Replay
+from lowtide.rules.split import SplitBackward
 
 __all__ = ["DEFAULT_RULES", "Exactness", "Rule", "add_makers"]
 
-DEFAULT_RULES: tuple[Rule, ...] = (Replay(),)
+DEFAULT_RULES: tuple[Rule, ...] = (
+    Replay(),
+    SplitBackward(),
+)

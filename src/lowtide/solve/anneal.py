@@ -11,17 +11,39 @@ and falls while it is under, so that it walks along the border, where the good p
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from lowtide.solve.compiled import compiled
-from lowtide.solve.problem import DROP, HOLD, NEVER
+from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
 from lowtide.solve.rollout import FAILED, run, weigh
 
-__all__ = ["FASTEST", "SMALLEST", "anneal", "evaluate"]
+__all__ = ["FASTEST", "SMALLEST", "Moves", "anneal", "evaluate"]
 
 FASTEST, SMALLEST = 0, 1
 """What is sought: the least time within the limit, or the least peak."""
 _LONGEST_RUN = 48
+
+
+class Moves(NamedTuple):
+    """What annealing may touch."""
+
+    candidates: NDArray[Any]
+    """Open gaps, in order."""
+    cumulative: NDArray[Any]
+    """How likely each is picked, summed up."""
+    gap_end: NDArray[Any]
+    twin: NDArray[Any]
+    """For each gap the next one of the same shape, in a ring."""
+    shape: NDArray[Any]
+    options: NDArray[Any]
+    """Storages with several makers."""
+    delays0: NDArray[Any]
+    delays: NDArray[Any]
+    delayable: NDArray[Any]
+    """Waits of finished gradients that may be made at the end."""
 
 
 @compiled
@@ -51,68 +73,93 @@ def _another(now):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _propose(  # type: ignore[no-untyped-def]
-    state, choice, options, candidates, cumulative, gap_end, twin, shape, gaps, olds, chosen
-):
+def _set(state, gap, answer, gaps, olds, count):  # type: ignore[no-untyped-def]
+    """Change one answer and note the old one. Returns the new count of changes."""
+    if state[gap] == answer or count >= gaps.shape[0]:
+        return count
+    gaps[count], olds[count] = gap, state[gap]
+    state[gap] = answer
+    return count + 1
+
+
+@compiled
+def _delay(state, moves, gaps, olds):  # type: ignore[no-untyped-def]
+    """Make a finished gradient at the end, holding what it is made from; or make it at once again."""
+    gap = moves.delayable[np.random.randint(moves.delayable.shape[0])]
+    delay = state[gap] == HOLD
+    count = _set(state, gap, np.int8(DROP) if delay else np.int8(HOLD), gaps, olds, 0)
+    for i in range(moves.delays0[gap], moves.delays0[gap + 1]):
+        making = moves.delays[i]
+        count = _set(state, making, np.int8(HOLD) if delay else np.int8(DISCARD), gaps, olds, count)
+    return count
+
+
+@compiled
+def _propose(state, choice, moves, gaps, olds, chosen):  # type: ignore[no-untyped-def]
     """Change `state` (or `choice`) in place; note the old answers. Returns (changed gaps, changed storage or -1)."""
-    count = 0
     kind = np.random.random()
-    first = candidates[_pick(cumulative)]
-    if kind < 0.40:
-        gaps[0], olds[0] = first, state[first]
-        state[first] = _another(state[first])
-        return 1, -1
-    if kind < 0.70:
-        want = np.int8(HOLD) if state[first] != HOLD else np.int8(DROP)
-        gaps[0], olds[0] = first, state[first]
-        count = 1
-        for _ in range(12):
-            other = candidates[_pick(cumulative)]
-            if other != first and (state[other] == HOLD) != (state[first] == HOLD):
-                gaps[1], olds[1] = other, state[other]
-                state[other] = np.int8(DROP) if want == HOLD else np.int8(HOLD)
-                count = 2
-                break
-        state[first] = want
-        return count, -1
-    if kind < 0.82 or (options.shape[0] == 0 and kind < 0.85):
-        place = np.searchsorted(candidates, first)
-        length = 2 + np.random.randint(_LONGEST_RUN - 2)
-        answer = np.int8(np.random.randint(3))
-        last_too = np.random.random() < 0.3
-        for i in range(place, min(place + length, candidates.shape[0])):
-            g = candidates[i]
-            if gap_end[g] == NEVER and not last_too:
-                continue
-            if state[g] != answer:
-                gaps[count], olds[count] = g, state[g]
-                state[g] = answer
-                count += 1
-        return count, -1
-    if kind < 0.97 or options.shape[0] == 0:
-        other = twin[first]
-        hops = np.random.randint(4)
-        for _ in range(hops):
-            other = twin[other]
-        if other == first:
-            gaps[0], olds[0] = first, state[first]
-            state[first] = _another(state[first])
-            return 1, -1
-        length = 1 + np.random.randint(4 * _LONGEST_RUN)
-        for i in range(length):
-            if first + i >= shape.shape[0] or other + i >= shape.shape[0]:
-                break
-            if shape[first + i] != shape[other + i] or count >= gaps.shape[0]:
-                break
-            if shape[first + i] >= 0 and state[other + i] != state[first + i]:
-                gaps[count], olds[count] = other + i, state[other + i]
-                state[other + i] = state[first + i]
-                count += 1
-        return count, -1
-    storage = options[np.random.randint(options.shape[0])]
-    chosen[0] = choice[storage]
-    choice[storage] += 1
-    return 0, storage
+    if kind < 0.05 and moves.delayable.shape[0] > 0:
+        return _delay(state, moves, gaps, olds), -1
+    if kind < 0.08 and moves.options.shape[0] > 0:
+        storage = moves.options[np.random.randint(moves.options.shape[0])]
+        chosen[0] = choice[storage]
+        choice[storage] += 1
+        return 0, storage
+    first = moves.candidates[_pick(moves.cumulative)]
+    if kind < 0.45:
+        return _set(state, first, _another(state[first]), gaps, olds, 0), -1
+    if kind < 0.72:
+        return _swap(state, first, moves, gaps, olds), -1
+    if kind < 0.85:
+        return _stretch(state, first, moves, gaps, olds), -1
+    return _copy_block(state, first, moves, gaps, olds), -1
+
+
+@compiled
+def _swap(state, first, moves, gaps, olds):  # type: ignore[no-untyped-def]
+    """Hold this one and drop another, or the reverse."""
+    was_held = state[first] == HOLD
+    count = 0
+    for _ in range(12):
+        other = moves.candidates[_pick(moves.cumulative)]
+        if other != first and (state[other] == HOLD) != was_held:
+            count = _set(state, other, np.int8(HOLD) if was_held else np.int8(DROP), gaps, olds, 0)
+            break
+    return _set(state, first, np.int8(DROP) if was_held else np.int8(HOLD), gaps, olds, count)
+
+
+@compiled
+def _stretch(state, first, moves, gaps, olds):  # type: ignore[no-untyped-def]
+    """Give a run of neighbouring gaps one answer."""
+    place = np.searchsorted(moves.candidates, first)
+    length = 2 + np.random.randint(_LONGEST_RUN - 2)
+    answer = np.int8(np.random.randint(3))
+    last_too = np.random.random() < 0.3
+    count = 0
+    for i in range(place, min(place + length, moves.candidates.shape[0])):
+        g = moves.candidates[i]
+        if moves.gap_end[g] != NEVER or last_too:
+            count = _set(state, g, answer, gaps, olds, count)
+    return count
+
+
+@compiled
+def _copy_block(state, first, moves, gaps, olds):  # type: ignore[no-untyped-def]
+    """Give the gaps after a twin of this one the answers of the gaps after this one, as far as they look alike."""
+    other = moves.twin[first]
+    for _ in range(np.random.randint(4)):
+        other = moves.twin[other]
+    if other == first:
+        return _set(state, first, _another(state[first]), gaps, olds, 0)
+    count = 0
+    for i in range(1 + np.random.randint(4 * _LONGEST_RUN)):
+        if max(first, other) + i >= moves.shape.shape[0]:
+            break
+        if moves.shape[first + i] != moves.shape[other + i]:
+            break
+        if moves.shape[first + i] >= 0:
+            count = _set(state, other + i, state[first + i], gaps, olds, count)
+    return count
 
 
 @compiled
@@ -136,8 +183,7 @@ def anneal(  # type: ignore[no-untyped-def]
     """Improve `state` in place, keep the best within the limit in `best`.
 
     `record` holds (best seconds, best peak) on entry and exit; `goal` FASTEST or SMALLEST. Returns (price, accepted)."""
-    candidates, cumulative, gap_end, twin, shape, options = moves
-    during = np.zeros(a[11].shape[0], np.int64)
+    during = np.zeros(a.order.shape[0], np.int64)
     gaps = np.zeros(8 * _LONGEST_RUN, np.int64)
     olds = np.zeros(8 * _LONGEST_RUN, np.int8)
     chosen = np.zeros(1, np.int64)
@@ -148,9 +194,7 @@ def anneal(  # type: ignore[no-untyped-def]
     inside = 0
     for step in range(iterations):
         temperature = hot * (cold / hot) ** (step / iterations)
-        count, storage = _propose(
-            state, choice, options, candidates, cumulative, gap_end, twin, shape, gaps, olds, chosen
-        )
+        count, storage = _propose(state, choice, moves, gaps, olds, chosen)
         if count == 0 and storage < 0:
             continue
         length, seconds, peak, over = evaluate(a, buffers, state, choice, limit, during)

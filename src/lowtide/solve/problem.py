@@ -1,13 +1,15 @@
 """What does the planner decide on? The graph as arrays, and the list of open questions.
 
-The captured ops run in their captured order; between them, tensors wait. Each wait of a storage, from one captured op that
-touches it to the next, is a **gap**, and for each gap there is one question: *hold* the storage through it, *drop* it and make
+The captured ops run in their captured order, each segment ending with a *return* that reads what the caller gets; between
+them, tensors wait. Each wait of a storage, from one captured op that touches it to the next, is a **gap** (`solve/gaps.py`),
+and for each gap there is one question: *hold* the storage through it, *drop* it and make
 it again when it is next read (and if something else needs it remade earlier, hold that copy), or *drop* it and discard
 such early copies too. A storage's last gap has no reader at its end; holding it there only serves to remake others.
 
 That is all: recomputation just in time, repeated recomputation, late making (an op whose outputs are dropped before
-anybody reads them does not run at all) and partial retention are answers to these questions. `Problem` lists them, with
-views folded away, for `solve/rollout.py` to run and `solve/search.py` to decide.
+anybody reads them does not run at all) and delayed gradients are answers to these questions. And one thing needs no
+question: an op of which only some outputs are read gives way to its cheapest **narrower** form that makes those. `Problem`
+lists it all, with views folded away, for `solve/rollout.py` to run and `solve/search.py` to decide.
 """
 
 from __future__ import annotations
@@ -21,51 +23,9 @@ from numpy.typing import NDArray
 from lowtide.ir.graph import Graph, Op, home_segment
 from lowtide.ir.program import Program
 from lowtide.ir.storages import Folded, fold
+from lowtide.solve.gaps import Flags, Gaps, Ints, Layout, Lists, find_gaps, pack
 
-__all__ = ["DISCARD", "DROP", "HOLD", "Problem", "make_problem"]
-
-HOLD, DROP, DISCARD = 0, 1, 2
-"""The answers for a gap."""
-
-Ints = NDArray[np.int64]
-Flags = NDArray[np.bool_]
-NEVER = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Lists:
-    """A list of ints for each of n things, packed: the i-th is `items[start[i]:start[i + 1]]`."""
-
-    start: Ints
-    items: Ints
-
-    def __getitem__(self, i: int) -> Ints:
-        return self.items[self.start[i] : self.start[i + 1]]
-
-
-def _pack(rows: list[list[int]]) -> Lists:
-    start = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum([len(r) for r in rows], out=start[1:])
-    return Lists(start, np.array([i for r in rows for i in r], np.int64))
-
-
-@dataclass(frozen=True)
-class Gaps:
-    """The waits of all storages, in the order they begin."""
-
-    touches: Lists
-    """For each position the storages its op reads or makes ..."""
-    next: Ints
-    """... and, packed alike, the gap that begins there."""
-    storage: Ints
-    start: Ints
-    """Position of the op before the gap."""
-    end: Ints
-    """Position of the op after the gap; `NEVER` for a last gap."""
-    open: Flags
-    """Gaps that are open questions; the others are held, or for a last gap dropped."""
-    start_state: NDArray[np.int8]
-    """Keep everything: held gaps, dropped last gaps."""
+__all__ = ["Problem", "make_problem"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +34,7 @@ class Problem:
 
     graph: Graph
     op_names: tuple[str, ...]
+    """Ops beyond these are the returns, one for each segment."""
     storage_names: tuple[str, ...]
     base_bytes: int
     bytes: Ints
@@ -83,7 +44,11 @@ class Problem:
     reads: Lists
     makes: Lists
     makers: Lists
-    """For each storage the ops that may make it again, the captured one first."""
+    """For each storage the ops that may make it again, those that make least besides it first."""
+    narrower: Lists
+    """For each op the ops of rules that make some of its outputs from the same inputs."""
+    ranked: Ints
+    """The ops in the order in which those that are needed at one moment run."""
     again: Flags
     """[op, segment]: may this op run there once more?"""
     order: Ints
@@ -108,7 +73,8 @@ class Problem:
         """The `Program` of a rollout: op numbers, each with the position of the captured op it runs for."""
         steps: list[list[str]] = [[] for _ in self.graph.segments]
         for position, op in zip(positions.tolist(), ops.tolist(), strict=True):
-            steps[int(self.segment[position])].append(self.op_names[op])
+            if op < len(self.op_names):
+                steps[int(self.segment[position])].append(self.op_names[op])
         return Program(tuple(tuple(s) for s in steps))
 
 
@@ -122,43 +88,97 @@ def make_problem(graph: Graph) -> Problem:
     def numbers(names: tuple[str, ...]) -> list[int]:
         return [number[s] for s in names if s in number]
 
-    reads = [numbers(folded.reads[o.name]) for o in ops]
-    makes = [numbers(folded.makes[o.name]) for o in ops]
+    returns = _returns(graph, number)
+    reads = [numbers(folded.reads[o.name]) for o in ops] + returns
+    makes = [numbers(folded.makes[o.name]) for o in ops] + [[] for _ in returns]
     held = _held(graph)
-    again = np.array(
-        [[_may_run_again(graph, held, o, s) for s in range(len(graph.segments))] for o in ops],
-        np.bool_,
-    ).reshape(len(ops), len(graph.segments))
+    again = np.zeros((len(reads), len(graph.segments)), np.bool_)
+    for i, op in enumerate(ops):
+        again[i] = [_may_run_again(graph, held, op, s) for s in range(len(graph.segments))]
     makers: list[list[int]] = [[] for _ in storages]
-    for i, made in enumerate(makes):
+    for i in sorted(range(len(ops)), key=lambda i: len(makes[i])):
         if again[i].any():
-            for s in made:
+            for s in makes[i]:
                 makers[s].append(i)
-    order = [op_number[o.name] for o in ops if not o.rule]
+    order: list[int] = []
+    segment: list[int] = []
+    for which in range(len(graph.segments)):
+        here = [op_number[o.name] for o in ops if not o.rule and o.segment == which]
+        order += [*here, len(ops) + which]
+        segment += [which] * (len(here) + 1)
+    nothing = np.zeros(len(returns))
     return Problem(
         graph=graph,
         op_names=tuple(o.name for o in ops),
         storage_names=tuple(storages),
         base_bytes=sum(graph.held.values()) + sum(folded.bytes[s] for s in folded.owned),
         bytes=np.array([folded.bytes[s] for s in storages], np.int64),
-        seconds=np.array([o.seconds for o in ops], np.float64),
-        workspace=np.array([o.workspace for o in ops], np.int64),
-        effect=np.array([o.effect for o in ops], np.bool_),
-        reads=_pack(reads),
-        makes=_pack(makes),
-        makers=_pack(makers),
+        seconds=np.concatenate([[o.seconds for o in ops], nothing]),
+        workspace=np.concatenate([[o.workspace for o in ops], nothing]).astype(np.int64),
+        effect=np.concatenate([[o.effect for o in ops], nothing == 0]).astype(np.bool_),
+        reads=pack(reads),
+        makes=pack(makes),
+        makers=pack(makers),
+        narrower=pack(_narrower(ops, op_number, reads, makes)),
+        ranked=np.array(_ranked(graph, folded, ops, number, reads, makes), np.int64),
         again=again,
         order=np.array(order, np.int64),
-        segment=np.array([ops[i].segment for i in order], np.int64),
-        let_go=_pack(_let_go(graph, number)),
-        arrives=_pack(
+        segment=np.array(segment, np.int64),
+        let_go=pack(_let_go(graph, number)),
+        arrives=pack(
             [
                 [number[s] for s, since in folded.arrives.items() if since == segment]
                 for segment in range(len(graph.segments))
             ]
         ),
-        gaps=_gaps(graph, folded, order, reads, makes, makers, again, number),
+        gaps=find_gaps(Layout(graph, folded, number, order, segment, reads, makes, makers, again)),
     )
+
+
+def _returns(graph: Graph, number: dict[str, int]) -> list[list[int]]:
+    """For each segment the storages the caller gets at its end."""
+    found: list[list[int]] = [[] for _ in graph.segments]
+    for required in graph.required:
+        storage = graph.storage(required.value)
+        if storage in number and number[storage] not in found[required.segment]:
+            found[required.segment].append(number[storage])
+    return found
+
+
+def _ranked(
+    graph: Graph,
+    folded: Folded,
+    ops: tuple[Op, ...],
+    number: dict[str, int],
+    reads: list[list[int]],
+    makes: list[list[int]],
+) -> list[int]:
+    """Captured order, which is topological. Ops that only finish what the caller gets come last, the one with the most
+    to free first: what they are made from is then gone when the last of them runs."""
+    size = [folded.bytes[name] for name in number]
+    read = {s for row in reads[: len(ops)] for s in row}
+    final = {
+        number[graph.storage(r.value)] for r in graph.required if graph.storage(r.value) in number
+    } - read
+
+    def rank(i: int) -> tuple[int, int]:
+        if i < len(ops) and makes[i] and final.issuperset(makes[i]):
+            return 1, -sum(size[s] for s in reads[i]) - ops[i].workspace
+        return 0, i
+
+    return sorted(range(len(reads)), key=rank)
+
+
+def _narrower(
+    ops: tuple[Op, ...], op_number: dict[str, int], reads: list[list[int]], makes: list[list[int]]
+) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in reads]
+    for op in ops:
+        if op.of in op_number:
+            wide, narrow = op_number[op.of], op_number[op.name]
+            if set(makes[narrow]) < set(makes[wide]) and set(reads[narrow]) <= set(reads[wide]):
+                found[wide].append(narrow)
+    return found
 
 
 def _held(graph: Graph) -> dict[str, tuple[int, int]]:
@@ -188,62 +208,3 @@ def _let_go(graph: Graph, number: dict[str, int]) -> list[list[int]]:
         if storage in number:
             found[min(required.until, last)].append(number[storage])
     return [list(dict.fromkeys(f)) for f in found]
-
-
-def _gaps(
-    graph: Graph,
-    folded: Folded,
-    order: list[int],
-    reads: list[list[int]],
-    makes: list[list[int]],
-    makers: list[list[int]],
-    again: Flags,
-    number: dict[str, int],
-) -> Gaps:
-    touches = [list(dict.fromkeys(reads[o] + makes[o])) for o in order]
-    storage: list[int] = []
-    start: list[int] = []
-    end: list[int] = []
-    next_gap: list[int] = []
-    latest: dict[int, int] = {}
-    for position, touched in enumerate(touches):
-        for s in touched:
-            if s in latest:
-                end[latest[s]] = position
-            latest[s] = len(storage)
-            next_gap.append(len(storage))
-            storage.append(s)
-            start.append(position)
-            end.append(NEVER)
-    segment = [folded.ops[o].segment for o in order]
-    fixed = {number[s] for s in folded.arrives} | {
-        number[graph.storage(r.value)] for r in graph.required if graph.storage(r.value) in number
-    }
-    last_segment = len(graph.segments) - 1
-    is_open = np.zeros(len(storage), np.bool_)
-    state = np.zeros(len(storage), np.int8)
-    # What the last segment makes, gradients on their way, is held until its last reader: remaking it remakes whole chains.
-    made_last = {
-        s for position, o in enumerate(order) if segment[position] == last_segment for s in makes[o]
-    }
-    for g, s in enumerate(storage):
-        last = end[g] == NEVER
-        # What cannot be made again waits for whoever may still read it; it weighs nothing if nobody does.
-        state[g] = DISCARD if last and s not in fixed and makers[s] else HOLD
-        if s in fixed or s in made_last or not makers[s]:
-            continue
-        is_open[g] = last or any(again[m, segment[end[g]]] for m in makers[s])
-    keep = np.array([graph.value[name].keep for name in number], np.bool_)
-    for g, s in enumerate(storage):
-        crosses = end[g] != NEVER and segment[start[g]] != segment[end[g]]
-        if crosses and not keep[s] and is_open[g]:
-            state[g], is_open[g] = DROP, False
-    return Gaps(
-        touches=_pack(touches),
-        next=np.array(next_gap, np.int64),
-        storage=np.array(storage, np.int64),
-        start=np.array(start, np.int64),
-        end=np.array(end, np.int64),
-        open=is_open,
-        start_state=state,
-    )

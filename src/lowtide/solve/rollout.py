@@ -1,218 +1,228 @@
 """What program follows from the answers, and what does it cost? The planner's inner loop, compiled.
 
 `run` plays the captured ops in order under given answers: what an op reads and is not there is made again first, with
-whatever that needs, in captured order. `weigh` walks the result backwards, as the simulator does, dropping dead ops and adding
-up bytes and seconds. They are a fast path: `sim/memory.py` is the authority, and every program that leaves the planner has been
-through it.
+whatever that needs, in captured order. `weigh` walks the result backwards, as the simulator does, dropping dead ops, narrowing
+half-dead ones and adding up bytes and seconds. They are a fast path: `sim/memory.py` is the authority, and every program that
+leaves the planner has been through it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.solve.compiled import compiled
-from lowtide.solve.problem import DISCARD, HOLD, Problem
+from lowtide.solve.gaps import DISCARD, HOLD
+from lowtide.solve.problem import Problem
 
 __all__ = ["FAILED", "Arrays", "arrays", "run", "weigh"]
 
-Arrays = tuple[NDArray[Any], ...]
 FAILED = -1
+_Array = NDArray[Any]
+
+
+class Arrays(NamedTuple):
+    """The problem as compiled code takes it. `x0[i]:x0[i + 1]` is the stretch of `x` that belongs to i."""
+
+    bytes: _Array
+    seconds: _Array
+    workspace: _Array
+    effect: _Array
+    reads0: _Array
+    reads: _Array
+    makes0: _Array
+    makes: _Array
+    makers0: _Array
+    makers: _Array
+    narrower0: _Array
+    narrower: _Array
+    ranked: _Array
+    rank: _Array
+    again: _Array
+    order: _Array
+    segment: _Array
+    let_go0: _Array
+    let_go: _Array
+    arrives0: _Array
+    arrives: _Array
+    touches0: _Array
+    touches: _Array
+    next_gap: _Array
 
 
 def arrays(problem: Problem) -> Arrays:
-    """The problem as the flat tuple that compiled code takes."""
-    return (
-        problem.bytes,
-        problem.seconds,
-        problem.workspace,
-        problem.effect,
-        problem.reads.start,
-        problem.reads.items,
-        problem.makes.start,
-        problem.makes.items,
-        problem.makers.start,
-        problem.makers.items,
-        problem.again,
-        problem.order,
-        problem.segment,
-        problem.let_go.start,
-        problem.let_go.items,
-        problem.arrives.start,
-        problem.arrives.items,
-        problem.gaps.touches.start,
-        problem.gaps.touches.items,
-        problem.gaps.next,
-    )
+    p = problem
+    return Arrays(
+        bytes=p.bytes, seconds=p.seconds, workspace=p.workspace, effect=p.effect,
+        reads0=p.reads.start, reads=p.reads.items, makes0=p.makes.start, makes=p.makes.items,
+        makers0=p.makers.start, makers=p.makers.items,
+        narrower0=p.narrower.start, narrower=p.narrower.items,
+        ranked=p.ranked, rank=np.argsort(p.ranked), again=p.again, order=p.order, segment=p.segment,
+        let_go0=p.let_go.start, let_go=p.let_go.items,
+        arrives0=p.arrives.start, arrives=p.arrives.items,
+        touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
+    )  # fmt: skip
+
+
+@compiled
+def _maker(a, storage, segment, first):  # type: ignore[no-untyped-def]
+    """The op that makes a storage again in this segment: the `first`-th of those that may, or the next; -1 if none may."""
+    options = a.makers0[storage + 1] - a.makers0[storage]
+    for j in range(options):
+        candidate = a.makers[a.makers0[storage] + (first + j) % options]
+        if a.again[candidate, segment]:
+            return candidate
+    return -1
+
+
+@compiled
+def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: ignore[no-untyped-def]
+    """The ops to run so that `op` finds all it reads, in captured order in `burst`. Returns how many, or FAILED."""
+    top = 0
+    count = 0
+    failed = False
+    for i in range(a.reads0[op], a.reads0[op + 1]):
+        if not alive[a.reads[i]]:
+            stack[top] = a.reads[i]
+            top += 1
+    while top > 0 and not failed:
+        top -= 1
+        storage = stack[top]
+        maker = _maker(a, storage, segment, choice[storage])
+        if maker < 0:
+            failed = True
+        elif not marked[maker]:
+            marked[maker] = True
+            burst[count] = a.rank[maker]
+            count += 1
+            for i in range(a.reads0[maker], a.reads0[maker + 1]):
+                if not alive[a.reads[i]]:
+                    if top >= stack.shape[0]:
+                        failed = True
+                        break
+                    stack[top] = a.reads[i]
+                    top += 1
+    if count > 1:
+        burst[:count].sort()
+    for j in range(count):
+        burst[j] = a.ranked[burst[j]]
+        marked[burst[j]] = False
+    return FAILED if failed else count
 
 
 @compiled
 def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst):  # type: ignore[no-untyped-def]
     """Play the captured ops. Fills seq_op / seq_pos; returns the length, or FAILED if something cannot be made."""
-    (_, _, _, _, r0, r, m0, m, k0, k, again, order, segment, _, _, a0, ar, t0, t, ngap) = a
-    limit = seq_op.shape[0]
     n = 0
     alive[:] = False
     gap_now[:] = -1
     here = -1
-    for position in range(order.shape[0]):
-        op = order[position]
-        seg = segment[position]
-        while here < seg:
+    for position in range(a.order.shape[0]):
+        op = a.order[position]
+        while here < a.segment[position]:
             here += 1
-            for i in range(a0[here], a0[here + 1]):
-                alive[ar[i]] = True
-        # What is missing, and what it takes to make it.
-        top = 0
-        count = 0
-        for i in range(r0[op], r0[op + 1]):
-            if not alive[r[i]]:
-                stack[top] = r[i]
-                top += 1
-        while top > 0:
-            top -= 1
-            s = stack[top]
-            if alive[s]:
-                continue
-            options = k0[s + 1] - k0[s]
-            maker = -1
-            for j in range(options):
-                candidate = k[k0[s] + (choice[s] + j) % options]
-                if again[candidate, seg]:
-                    maker = candidate
-                    break
-            if maker < 0:
-                for j in range(count):
-                    marked[burst[j]] = False
-                return FAILED
-            if marked[maker]:
-                continue
-            marked[maker] = True
-            burst[count] = maker
-            count += 1
-            for i in range(r0[maker], r0[maker + 1]):
-                if not alive[r[i]]:
-                    if top >= stack.shape[0]:
-                        for j in range(count):
-                            marked[burst[j]] = False
-                        return FAILED
-                    stack[top] = r[i]
-                    top += 1
-        if count > 1:
-            burst[:count].sort()
-        if n + count + 1 > limit:
-            for j in range(count):
-                marked[burst[j]] = False
+            for i in range(a.arrives0[here], a.arrives0[here + 1]):
+                alive[a.arrives[i]] = True
+        count = _missing(a, op, here, choice, alive, marked, stack, burst)
+        if count == FAILED or n + count + 1 > seq_op.shape[0]:
             return FAILED
         for j in range(count):
-            maker = burst[j]
-            marked[maker] = False
-            seq_op[n] = maker
+            seq_op[n] = burst[j]
             seq_pos[n] = position
             n += 1
-            for i in range(m0[maker], m0[maker + 1]):
-                alive[m[i]] = True
+            for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
+                alive[a.makes[i]] = True
         seq_op[n] = op
         seq_pos[n] = position
         n += 1
-        for i in range(t0[position], t0[position + 1]):
-            s = t[i]
-            gap_now[s] = ngap[i]
-            alive[s] = state[ngap[i]] == HOLD
+        for i in range(a.touches0[position], a.touches0[position + 1]):
+            gap_now[a.touches[i]] = a.next_gap[i]
+            alive[a.touches[i]] = state[a.next_gap[i]] == HOLD
         for j in range(count):
-            maker = burst[j]
-            for i in range(m0[maker], m0[maker + 1]):
-                s = m[i]
+            for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
+                s = a.makes[i]
                 if gap_now[s] >= 0 and state[gap_now[s]] == DISCARD:
                     alive[s] = False
     return n
 
 
 @compiled
+def _narrowed(a, op, live):  # type: ignore[no-untyped-def]
+    """The cheapest form of the op that makes all its outputs that are read; -1 if none is read and it has no effect."""
+    wanted = 0
+    made = a.makes0[op + 1] - a.makes0[op]
+    for i in range(a.makes0[op], a.makes0[op + 1]):
+        if live[a.makes[i]]:
+            wanted += 1
+    if wanted == 0 and not a.effect[op]:
+        return -1
+    best = op
+    if wanted < made:
+        for j in range(a.narrower0[op], a.narrower0[op + 1]):
+            form = a.narrower[j]
+            covered = 0
+            for i in range(a.makes0[form], a.makes0[form + 1]):
+                if live[a.makes[i]]:
+                    covered += 1
+            if covered == wanted and a.seconds[form] < a.seconds[best]:
+                best = form
+    return best
+
+
+@compiled
 def weigh(a, seq_op, seq_pos, length, live, runs, during):  # type: ignore[no-untyped-def]
-    """Walk a rollout backwards. Fills `runs` (not dead) and `during` (most bytes at each position); returns
+    """Walk a rollout backwards. Fills `runs` (not dead) and `during` (most bytes at each position), narrows `seq_op`; returns
     (seconds, peak), the base left out."""
-    (
-        size,
-        seconds,
-        workspace,
-        effect,
-        r0,
-        r,
-        m0,
-        m,
-        _,
-        _,
-        _,
-        _order,
-        segment,
-        l0,
-        lg,
-        a0,
-        ar,
-        _,
-        _,
-        _,
-    ) = a
     live[:] = False
     during[:] = 0
     total = 0.0
     now = 0
     peak = 0
-    here = l0.shape[0] - 1
+    here = a.let_go0.shape[0] - 1
     for index in range(length - 1, -1, -1):
-        op = seq_op[index]
         position = seq_pos[index]
-        while here > segment[position]:
+        segment = a.segment[position]
+        while here > segment:
             here -= 1
-            for i in range(l0[here], l0[here + 1]):
-                if not live[lg[i]]:
-                    live[lg[i]] = True
-                    now += size[lg[i]]
-            if here < segment[position]:
-                break
-        used = effect[op]
-        for i in range(m0[op], m0[op + 1]):
-            if live[m[i]]:
-                used = True
-                break
-        runs[index] = used
-        if used:
-            most = now + workspace[op]
-            for i in range(m0[op], m0[op + 1]):
-                if not live[m[i]]:
-                    most += size[m[i]]
-            for i in range(r0[op], r0[op + 1]):
-                if not live[r[i]]:
-                    most += size[r[i]]
-            for i in range(m0[op], m0[op + 1]):
-                if live[m[i]]:
-                    live[m[i]] = False
-                    now -= size[m[i]]
-            for i in range(r0[op], r0[op + 1]):
-                if not live[r[i]]:
-                    live[r[i]] = True
-                    now += size[r[i]]
-            total += seconds[op]
-            if most > during[position]:
-                during[position] = most
-            if most > peak:
-                peak = most
-        if index == 0 or segment[seq_pos[index - 1]] < segment[position]:
+            for i in range(a.let_go0[here], a.let_go0[here + 1]):
+                s = a.let_go[i]
+                if not live[s]:
+                    live[s] = True
+                    now += a.bytes[s]
+        op = _narrowed(a, seq_op[index], live)
+        runs[index] = op >= 0
+        if op >= 0:
+            seq_op[index] = op
+            most = now + a.workspace[op]
+            for i in range(a.makes0[op], a.makes0[op + 1]):
+                s = a.makes[i]
+                if live[s]:
+                    live[s] = False
+                    now -= a.bytes[s]
+                else:
+                    most += a.bytes[s]
+            for i in range(a.reads0[op], a.reads0[op + 1]):
+                s = a.reads[i]
+                if not live[s]:
+                    live[s] = True
+                    now += a.bytes[s]
+                    most += a.bytes[s]
+            total += a.seconds[op]
+            during[position] = max(during[position], most)
+            peak = max(peak, most)
+        before = -1 if index == 0 else a.segment[seq_pos[index - 1]]
+        for s in range(segment, before, -1):
             # The start of a segment: what arrives there was not before.
-            first = 0 if index == 0 else segment[seq_pos[index - 1]] + 1
-            for s in range(segment[position], first - 1, -1):
-                most = now
-                for i in range(a0[s], a0[s + 1]):
-                    if not live[ar[i]]:
-                        most += size[ar[i]]
-                for i in range(a0[s], a0[s + 1]):
-                    if live[ar[i]]:
-                        live[ar[i]] = False
-                        now -= size[ar[i]]
-                if most > during[position]:
-                    during[position] = most
-                if most > peak:
-                    peak = most
+            most = now
+            for i in range(a.arrives0[s], a.arrives0[s + 1]):
+                arrived = a.arrives[i]
+                if live[arrived]:
+                    live[arrived] = False
+                    now -= a.bytes[arrived]
+                else:
+                    most += a.bytes[arrived]
+            during[position] = max(during[position], most)
+            peak = max(peak, most)
     return total, peak

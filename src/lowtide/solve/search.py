@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.ir.program import Program
-from lowtide.solve.anneal import FASTEST, SMALLEST, anneal, evaluate
+from lowtide.solve.anneal import FASTEST, SMALLEST, Moves, anneal, evaluate
 from lowtide.solve.compiled import compiled
-from lowtide.solve.problem import DISCARD, DROP, HOLD, NEVER, Problem
+from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
+from lowtide.solve.problem import Problem
 from lowtide.solve.rollout import FAILED, Arrays, arrays
 
 __all__ = ["Answers", "Search"]
@@ -69,11 +70,12 @@ class Search:
         )
         self.during = np.zeros(len(problem.order), np.int64)
         self.keep_all_seconds = problem.captured_seconds
+        self.delayable = np.diff(problem.gaps.delays.start) > 0
         self.moves = _moves(problem)
 
     @property
     def has_choices(self) -> bool:
-        return bool(len(self.moves[0]))
+        return bool(len(self.moves.candidates))
 
     def play(
         self, state: NDArray[np.int8], choice: NDArray[np.int64] | None = None
@@ -143,6 +145,9 @@ class Search:
         size = problem.bytes[problem.gaps.storage]
         least = max(1, int(over[worst]) // _SMALL)
         across = movable & (problem.gaps.start < worst) & (reach > worst) & (size > 0)
+        if self._delay_some(state, over, np.flatnonzero(across & (state == HOLD) & self.delayable)):
+            return True
+        across &= ~self.delayable
         for now, then in ((HOLD, DROP), (DROP, DISCARD)):
             for smallest in (least, 1):
                 found = np.flatnonzero(across & (state == now) & (size >= smallest))
@@ -150,6 +155,24 @@ class Search:
                     self._drop_best(state, over, found, then, reach)
                     return True
         return False
+
+    def _delay_some(
+        self, state: NDArray[np.int8], over: NDArray[np.int64], found: NDArray[np.int64]
+    ) -> bool:
+        """Make finished gradients at the end instead, where what they are made from is smaller."""
+        problem = self.problem
+        size = problem.bytes[problem.gaps.storage]
+        saved = 0
+        for gap in sorted(found.tolist(), key=lambda g: -size[g]):
+            makings = problem.gaps.delays[gap]
+            more = makings[state[makings] != HOLD]
+            if size[gap] > size[more].sum():
+                state[gap] = DROP
+                state[makings] = HOLD
+                saved += int(size[gap] - size[more].sum())
+                if saved >= int(over.max()) // _BITE:
+                    break
+        return saved > 0
 
     def _drop_best(
         self,
@@ -252,27 +275,30 @@ class Search:
         return self.improve(best, problem.base_bytes, until=until, seed=seed, goal=SMALLEST)
 
 
-def _moves(problem: Problem) -> Arrays:
+def _moves(problem: Problem) -> Moves:
     """What annealing may touch, how likely, and which gaps are each other's twins."""
     candidates = np.flatnonzero(problem.gaps.open)
     weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
     weight[problem.gaps.end[candidates] == NEVER] *= 0.3
     shape = _shapes(problem)
     several = np.flatnonzero(np.diff(problem.makers.start) > 1)
-    return (
+    return Moves(
         candidates,
         np.cumsum(weight),
         problem.gaps.end,
         _twins(shape),
         shape,
         several,
+        problem.gaps.delays.start,
+        problem.gaps.delays.items,
+        np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),
     )
 
 
 def _shapes(problem: Problem) -> NDArray[np.int64]:
     """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
     graph = problem.graph
-    targets = [graph.op[n].target for n in problem.op_names]
+    targets = [graph.op[n].target for n in problem.op_names] + ["return"] * len(graph.segments)
     seen: dict[tuple[object, ...], int] = {}
     shape = np.full(len(problem.gaps.storage), -1, np.int64)
     for g in range(len(shape)):
@@ -304,20 +330,19 @@ def _twins(shape: NDArray[np.int64]) -> NDArray[np.int64]:
 @compiled
 def _remake_seconds(a, state, gap_storage, reach):  # type: ignore[no-untyped-def]
     """A guess, per storage, of the seconds to make it again given what is held to the end; shared work is counted twice."""
-    (size, seconds, _, _, r0, r, m0, m, _k0, _k, _, order, _, _, _, _, _, _, _, _) = a
-    last = order.shape[0]
-    held = np.zeros(size.shape[0], np.bool_)
+    last = a.order.shape[0]
+    held = np.zeros(a.bytes.shape[0], np.bool_)
     for g in range(gap_storage.shape[0]):
         if state[g] == HOLD and reach[g] > last // 2:
             held[gap_storage[g]] = True
-    cost = np.zeros(size.shape[0], np.float64)
-    for op in range(seconds.shape[0]):
-        needed = seconds[op]
-        for i in range(r0[op], r0[op + 1]):
-            if not held[r[i]]:
-                needed += cost[r[i]]
-        for i in range(m0[op], m0[op + 1]):
-            s = m[i]
+    cost = np.zeros(a.bytes.shape[0], np.float64)
+    for op in range(a.seconds.shape[0]):
+        needed = a.seconds[op]
+        for i in range(a.reads0[op], a.reads0[op + 1]):
+            if not held[a.reads[i]]:
+                needed += cost[a.reads[i]]
+        for i in range(a.makes0[op], a.makes0[op + 1]):
+            s = a.makes[i]
             if cost[s] == 0.0 or needed < cost[s]:
                 cost[s] = needed
     return cost
