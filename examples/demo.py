@@ -31,6 +31,8 @@ from lowtide.units import format_bytes, format_percent, format_seconds, parse_bu
 Step = Callable[[], None]
 Timeline = list[tuple[float, int]]
 console = Console(highlight=False)
+_QUIET = 1.15
+"""On a quiet machine the slowest run of a step takes at most this many times as long as the fastest."""
 
 
 def main() -> int:
@@ -79,7 +81,6 @@ def main() -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
-    root = Path(__file__).resolve().parents[1]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batch", type=int, default=12)
     parser.add_argument(
@@ -89,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
         "--seconds", type=float, default=30.0, help="how long the solver may search"
     )
     parser.add_argument("--rounds", type=int, default=3, help="how often each step is timed")
-    parser.add_argument("--picture", type=Path, default=root / "docs" / "pictures" / "resnet50.svg")
+    parser.add_argument("--picture", type=Path, default=Path("resnet50.svg"))
     return parser.parse_args()
 
 
@@ -156,13 +157,20 @@ def stretch(points: Timeline, seconds: float) -> Timeline:
 
 
 def interleave(steps: list[Step], rounds: int) -> list[float]:
-    """Median seconds of each, run in turn so that noise hits all alike."""
+    """Median seconds of each, run in turn so that noise hits all alike. Says so where there is too much of it."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(rounds):
         for step, found in zip(steps, times):
             start = time.perf_counter()
             step()
             found.append(time.perf_counter() - start)
+    spread = max(max(found) / min(found) for found in times)
+    if spread > _QUIET:
+        console.print(
+            f"the machine is busy: the same step took up to {spread:.1f} times as long as at best, so do not trust the times",
+            style="yellow",
+            soft_wrap=True,
+        )
     return [statistics.median(found) for found in times]
 
 

@@ -42,7 +42,9 @@ def fresh_torch() -> Iterator[None]:
 def _reset() -> None:
     if (torch := sys.modules.get("torch")) is None:
         return
-    logging.getLogger("torch.__trace").disabled = True  # thousands of empty lines under a failed test
+    logging.getLogger(
+        "torch.__trace"
+    ).disabled = True  # thousands of empty lines under a failed test
     torch.set_num_threads(2)
     torch.manual_seed(0)
     if "torch._dynamo" in sys.modules:

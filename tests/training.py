@@ -30,13 +30,19 @@ class StepResults:
     generator: Tensor
 
     def differences(self, other: StepResults) -> list[str]:
-        found = [f"output {i}" for i, (a, b) in enumerate(zip(self.output, other.output, strict=True)) if not same(a, b)]
+        found = [
+            f"output {i}"
+            for i, (a, b) in enumerate(zip(self.output, other.output, strict=True))
+            if not same(a, b)
+        ]
         found += [] if same(self.loss, other.loss) else ["loss"]
         for kind, mine, theirs in (
             ("gradient", self.gradients, other.gradients),
             ("buffer", self.buffers, other.buffers),
         ):
-            found += [f"{kind} {n}" for n in mine if n not in theirs or not same(mine[n], theirs[n])]
+            found += [
+                f"{kind} {n}" for n in mine if n not in theirs or not same(mine[n], theirs[n])
+            ]
             found += [f"{kind} {n}" for n in theirs if n not in mine]
         return found + ([] if same(self.generator, other.generator) else ["generator state"])
 
@@ -47,7 +53,9 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
         return a is b
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    return bool(torch.equal(a, b)) or bool(torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    return bool(torch.equal(a, b)) or bool(
+        torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    )
 
 
 def clones(thing: Any) -> Any:
@@ -73,7 +81,9 @@ def step_results(
     value = loss(output, *args) if loss is not None else loss_of(output)
     value.backward()
     generator = torch.get_rng_state()
-    gradients = {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
+    gradients = {
+        n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()
+    }
     module.zero_grad(set_to_none=True)
     return StepResults(
         output=tuple(clones(t) for t in tree_leaves(output) if isinstance(t, Tensor)),
@@ -94,26 +104,36 @@ def loss_of(output: Any) -> Tensor:
     return total
 
 
-def differences(plain: nn.Module, planned: nn.Module, args: Sequence[Any], **options: Any) -> list[str]:
+def differences(
+    plain: nn.Module, planned: nn.Module, args: Sequence[Any], **options: Any
+) -> list[str]:
     """What a step of each leaves that is not equal to the bit: against plain eager or, where PyTorch's own tracing already
-    changes a bit, against `aot_eager`. The plain model is not changed."""
+    changes a bit, against `aot_eager`. Neither model is changed."""
+    buffers = {n: b.detach().clone() for n, b in planned.named_buffers()}
     found = step_results(planned, args, **options)
+    with torch.no_grad():
+        for name, buffer in planned.named_buffers():
+            buffer.copy_(buffers[name])
     eager = step_results(copy.deepcopy(plain), args, **options)
-    if not (wrong := found.differences(eager)):
+    if not found.differences(eager):
         return []
     traced = copy.deepcopy(plain)
     compiled = torch.compile(traced, backend="aot_eager", dynamic=False)
     reference = step_results(compiled, args, module=traced, **options)
-    return wrong and found.differences(reference)
+    return found.differences(reference)
 
 
 def fit_or_floor(model: nn.Module, args: Any, budget: str | int, **options: Any) -> Plan:
-    """`fit`, at the smallest feasible budget where the asked one is below it."""
+    """`fit`, near the smallest feasible budget where the asked one is below it."""
     chosen = {**QUICK, **options}
-    try:
-        return lowtide.fit(model, args, budget=budget, **chosen)
-    except BudgetError as error:
-        return lowtide.fit(model, args, budget=int(error.floor * 1.02) + 64, **chosen)
+    for more in (1.02, 1.1, 1.3):
+        try:
+            return lowtide.fit(model, args, budget=budget, **chosen)
+        except BudgetError as error:
+            budget = (
+                int(error.floor * more) + 64
+            )  # searches end by the clock: the next may find less
+    return lowtide.fit(model, args, budget=budget, **chosen)
 
 
 def targets(plan: Plan) -> list[str]:

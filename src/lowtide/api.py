@@ -47,7 +47,9 @@ def fit(
     """
     from lowtide.execute.fitting import Fitting
 
-    options = _options(budget, executor, allow, rules, solver, seconds)
+    options = make_options(
+        budget, executor=executor, allow=allow, rules=rules, solver=solver, seconds=seconds
+    )
     return Fitting(model, args, kwargs or {}, options, optimizer, loss).run(verify=verify)
 
 
@@ -101,14 +103,16 @@ def measure_peak(step: Callable[[], object]) -> int:
     return measure(step)
 
 
-def _options(
+def make_options(
     budget: str | int | Budget,
-    executor: str,
-    allow: Sequence[str],
-    rules: Sequence[Rule] | None,
-    solver: str,
-    seconds: float,
+    *,
+    executor: str = "aten",
+    allow: Sequence[str] = (),
+    rules: Sequence[Rule] | None = None,
+    solver: str = "auto",
+    seconds: float = 30.0,
 ) -> Any:
+    """Checked options, for this door and the others."""
     from lowtide.execute.session import Options
 
     if executor not in EXECUTORS:

@@ -2,6 +2,7 @@
 
     LowtideError                 F000  anything Lowtide refuses or fails at
       BudgetError                F012  no plan fits the budget; carries the floor
+        VerificationError        F060  plans fit the budget, but measured steps do not
       BudgetFormatError          F011  a budget that is not one ("lots", 0.5, -1)
       CaptureError               F020  the training step could not be captured
         NoGradientError          F021  nothing in the model is trained
@@ -10,7 +11,6 @@
       PlanMismatchError          F040  a plan of another graph
       FileFormatError            F041  a file that is not ours, damaged, or of another version
       OptionError                F050  an option that does not exist or has a wrong value
-      VerificationError          F060  the measured step disagrees with the plan
 
 Each code has a page in docs/errors/, printed by `lowtide explain CODE`. Exit codes of the command: 1 failure, 2 usage,
 3 budget infeasible, 4 verification failed.
@@ -55,6 +55,13 @@ class BudgetError(LowtideError):
     def __init__(self, message: str, *, floor: int) -> None:
         super().__init__(message)
         self.floor = floor
+
+
+class VerificationError(BudgetError):
+    """Plans fit the budget, but measured steps do not."""
+
+    code = "F060"
+    exit_code = 4
 
 
 class BudgetFormatError(LowtideError, ValueError):
@@ -105,13 +112,6 @@ class OptionError(LowtideError, ValueError):
 
     code = "F050"
     exit_code = 2
-
-
-class VerificationError(LowtideError):
-    """The measured step disagrees with the plan."""
-
-    code = "F060"
-    exit_code = 4
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

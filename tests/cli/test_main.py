@@ -62,7 +62,7 @@ def test_every_verb_explains_itself_and_takes_json(verb: str, capsys: pytest.Cap
         (errors.OptionError("no such thing"), 2),
         (errors.BudgetFormatError("not a budget"), 2),
         (errors.BudgetError("too small", floor=7), 3),
-        (errors.VerificationError("not as planned"), 4),
+        (errors.VerificationError("not as planned", floor=1), 4),
         (FileNotFoundError(2, "No such file or directory", "x.graph.json"), 1),
     ],
 )

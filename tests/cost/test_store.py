@@ -136,13 +136,12 @@ def test_kill_9_loses_at_most_the_entry_being_written(
 ) -> None:
     chance = random.Random(0)
     for life in range(8):
-        process = writer(tmp_path, f"life {life}", -1)
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(chance.uniform(0.0, 0.03))
-        process.send_signal(signal.SIGKILL)
-        acknowledged = 1 + sum(1 for line in process.stdout if line.endswith("\n"))
-        process.wait()
+        with writer(tmp_path, f"life {life}", -1) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.03))
+            process.send_signal(signal.SIGKILL)
+            acknowledged = 1 + sum(1 for line in process.stdout if line.endswith("\n"))
         store = CostStore(tmp_path, "env")
         assert all(store.get(signature(f"life {life}", i)) for i in range(acknowledged))
         for earlier in range(life):
@@ -232,11 +231,12 @@ def test_a_folder_in_the_files_place(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 # /proc takes no folders and /dev/full no bytes, not even from root, for whom permissions do not count.
-def test_a_read_only_folder_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    store = CostStore("/proc/lowtide", "env")
+def test_a_read_only_folder_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = f"/proc{tmp_path}"
+    store = CostStore(folder, "env")
     for i in range(3):
         store.put(f"op {i}", Cost(1.0, i))
-        CostStore("/proc/lowtide", "env").put(f"op {i}", Cost(1.0, i))
+        CostStore(folder, "env").put(f"op {i}", Cost(1.0, i))
     assert store.get("op 1") == Cost(1.0, 1)
     (said,) = warnings(caplog)
     assert "in memory" in said

@@ -87,7 +87,7 @@ class ReadThenMutate(nn.Module):
         self.register_buffer("average", torch.full((1,), 0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = torch.tanh(x * self.average)
+        y = torch.tanh(x + self.average) * self.average.clone()
         with torch.no_grad():
             self.average.mul_(0.9).add_(0.1 * x.mean())
         return y * x
@@ -124,7 +124,11 @@ class Noise(nn.Module):
 class Attention(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
-        self.qkv, self.out, self.dropout = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), dropout
+        self.qkv, self.out, self.dropout = (
+            nn.Linear(WIDTH, 3 * WIDTH),
+            nn.Linear(WIDTH, WIDTH),
+            dropout,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
@@ -205,7 +209,7 @@ IMAGE_BLOCKS: dict[str, Maker] = {
     "batch_norm": lambda _: nn.BatchNorm2d(WIDTH),
     "batch_norm_no_statistics": lambda _: nn.BatchNorm2d(WIDTH, track_running_stats=False),
     "batch_norm_frozen": lambda _: nn.BatchNorm2d(WIDTH).eval(),
-    "batch_norm_plain_average": lambda _: nn.BatchNorm2d(WIDTH, momentum=None, affine=False),
+    "batch_norm_not_affine": lambda _: nn.BatchNorm2d(WIDTH, affine=False),
     "instance_norm": lambda _: nn.InstanceNorm2d(WIDTH, affine=True),
     "group_norm": lambda _: nn.GroupNorm(2, WIDTH),
     "layer_norm": lambda _: nn.LayerNorm([WIDTH, 8, 8]),
@@ -271,7 +275,10 @@ class SequenceModel(nn.Module):
 
     def __init__(self, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.embedding, self.shared = nn.Embedding(11, WIDTH, padding_idx=0), nn.Linear(WIDTH, WIDTH)
+        self.embedding, self.shared = (
+            nn.Embedding(11, WIDTH, padding_idx=0),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.position = nn.Parameter(torch.randn(6, WIDTH))
         self.blocks = nn.ModuleList(SEQUENCE_BLOCKS[n](self.shared) for n in names)
         self.head = nn.Linear(WIDTH, 11, bias=False)

@@ -17,7 +17,7 @@ from tests.execute import modules
 from tests.training import QUICK, differences
 
 pytestmark = pytest.mark.usefixtures("estimated")
-FEW = settings(max_examples=12, suppress_health_check=list(HealthCheck))
+FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
 
 
 def budgets(plan: Plan) -> list[int]:

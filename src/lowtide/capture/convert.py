@@ -180,7 +180,7 @@ class _Converter:
         storage = self.owner.setdefault(key, name)
         self.values[name] = Value(
             name=name,
-            bytes=hint_bytes(tensor) if storage == name else 0,
+            bytes=self.bytes(node, tensor) if storage == name else 0,
             storage=storage,
             kind=kind,
             layer=meaning.layer(node),
@@ -189,6 +189,14 @@ class _Converter:
         )
         self.tensors[name] = node
         return name
+
+    def bytes(self, node: fx.Node, tensor: torch.Tensor) -> int:
+        """Of a fresh storage. Ops that write into a part of a copy copy the whole storage below their first argument; fake
+        tensors know that only sometimes, depending on what their cache has seen."""
+        source = node.args[0] if meaning.copies_storage(node) else None
+        if isinstance(source, fx.Node) and source.name in self.values:
+            return self.values[self.values[source.name].storage].bytes
+        return hint_bytes(tensor)
 
     def required(self) -> Iterable[Required]:
         outputs, descriptions = meaning.joint_outputs(self.joint)

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 __all__ = [
     "at_hint",
     "backward_nodes",
+    "copies_storage",
     "device",
     "generator_bytes",
     "has_effect",
@@ -34,6 +35,7 @@ __all__ = [
     "mutated_primals",
     "reads",
     "source_line",
+    "statistics_outputs",
     "storage_key",
     "target_name",
     "trained_primals",
@@ -45,6 +47,12 @@ _BATCH_NORMS = (
     torch.ops.aten._native_batch_norm_legit_functional.default,
     torch.ops.aten._batch_norm_with_update_functional.default,
 )
+_COPY_STORAGE = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "copy", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter",
+    )
+)  # fmt: skip
 RUNNING_STATISTICS = (3, 4)
 _TRAINING = 5
 
@@ -110,6 +118,11 @@ def is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def copies_storage(node: fx.Node) -> bool:
+    """The result has a storage as large as that of the first argument, whatever part of it the argument shows."""
+    return node.target in _COPY_STORAGE
+
+
 def reads(node: fx.Node) -> list[fx.Node]:
     """The nodes whose contents the call's result depends on: all its inputs, except running statistics that it only updates."""
     if updates_statistics(node):
@@ -123,6 +136,14 @@ def updates_statistics(node: fx.Node) -> bool:
     return (
         node.target in _BATCH_NORMS and len(node.args) > _TRAINING and node.args[_TRAINING] is True
     )
+
+
+def statistics_outputs(node: fx.Node) -> frozenset[int]:
+    """Positions of the updated running statistics among a batch norm's outputs: the last two."""
+    if not updates_statistics(node):
+        return frozenset()
+    count = len(node.meta["val"])
+    return frozenset((count - 2, count - 1))
 
 
 def is_ambient(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 Most ops simply run again. Two kinds need care: a batch norm in training mode would update its running statistics once
 more, so it is given fresh ones to update; a random op must draw the same numbers, so the generator is set to the state noted
-before the first run and put back afterwards. These are plain functions that the executor's fx graphs call.
+before the first run and put back afterwards. (And its first run must not get lost.) These are plain functions that the executor's fx graphs call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 from lowtide.capture import meaning
 from lowtide.capture.forms import Form
 
-__all__ = ["again", "generator_state", "replay", "without_statistics"]
+__all__ = ["again", "draw", "generator_state", "replay", "without_statistics"]
 
 
 def generator_state(device: torch.device) -> torch.Tensor:
@@ -30,6 +30,13 @@ def _set_generator_state(device: torch.device, state: torch.Tensor) -> None:
         torch.set_rng_state(state)
     else:
         torch.get_device_module(device).set_rng_state(state, device)
+
+
+@fx.has_side_effect
+def draw(target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a random op for the first time. Called through a function with a side effect, because fx may take a random op for
+    dead code when all its readers read a replay; then every later op would draw other numbers."""
+    return target(*args, **kwargs)
 
 
 def replay(

@@ -7,11 +7,13 @@ run as they always did: nothing is kept for a backward that will not come.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.external_utils import wrap_inline
@@ -39,13 +41,21 @@ class _Planned:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.plain(*args, **kwargs)
-        with rnn_config():
+        with rnn_config(), _hook_guards():
             try:
                 return self.compiled(*args, **kwargs)
             except BackendCompilerFailed as error:
                 if isinstance(error.inner_exception, LowtideError):
-                    raise error.inner_exception from None
+                    # Without the compiler's frames: what went wrong is in the words.
+                    raise error.inner_exception.with_traceback(None) from None
                 raise
+
+
+def _hook_guards() -> contextlib.AbstractContextManager[None]:
+    """Dynamo does not look whether hooks came or went since it compiled; a fitted module is to notice."""
+    if not hasattr(torch._dynamo.config, "skip_nnmodule_hook_guards"):
+        return contextlib.nullcontext()
+    return torch._dynamo.config.patch(skip_nnmodule_hook_guards=False)
 
 
 def _isolated() -> dict[str, Any]:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from lowtide.cost.store import CostStore
-from lowtide.errors import BudgetError, CaptureError, LowtideError, NoGradientError, OptionError
+from lowtide.errors import (
+    BudgetError,
+    CaptureError,
+    LowtideError,
+    NoGradientError,
+    OptionError,
+    VerificationError,
+)
 from lowtide.execute.attach import attach, detach
+from lowtide.execute.covers import coverage, uncovered
+from lowtide.execute.pieces import merge
 from lowtide.execute.session import Options, Session
-from lowtide.measure.memory import held_by_kind, model_device
+from lowtide.execute.survey import Survey
+from lowtide.ir.check import check_graph
+from lowtide.ir.graph import Graph, Kind
+from lowtide.measure.memory import held_by_kind, held_storages, model_device
 from lowtide.measure.peak import available_bytes, measure_peak
 from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Step
+from lowtide.measure.step import backward as run_backward
 from lowtide.measure.timing import environment
 from lowtide.plan.plan import Plan
+from lowtide.report.progress import display
 from lowtide.settings import settings
-from lowtide.units import format_bytes
+from lowtide.units import Budget, format_bytes
 
 __all__ = ["Fitting", "make_session", "run_saved"]
 
@@ -49,44 +65,100 @@ class Fitting:
         self.kwargs = dict(kwargs)
         self.optimizer = optimizer
         self.step = Step(model, self.args, self.kwargs, loss)
+        self.whole: Graph | None = None
+        """The whole step, once it has been seen."""
+        self.broken: list[str] = []
+        self.missed: dict[str, nn.Parameter] = {}
         _check_trains(model)
+        batch = (self.args, self.kwargs)
         self.session = make_session(
-            options, model, lambda: held_by_kind(model, (self.args, self.kwargs), optimizer)
+            options, model_device(model), lambda: held_by_kind(model, batch, optimizer)
         )
 
     def run(self, *, verify: bool) -> Plan:
         previous = self.model._compiled_call_impl
         try:
-            with preserved(self.model):
-                return self.verified() if verify else self.planned()
+            with preserved(self.model, (self.args, self.kwargs)), self.shown():
+                return self.verified() if verify else self.planned(backward=False)
         except BaseException:
             detach(self.model, previous)
             raise
+        finally:
+            # The session lives on with the module; the batch must not.
+            held = self.session.held()
+            self.session.held = lambda: held
 
-    def planned(self) -> Plan:
-        """Plan by running a first step, or its forward."""
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Progress, where somebody sees it."""
+        with display() as shown:
+            if shown is not None:
+                shown.capturing()
+                self.session.measuring, self.session.solving = shown.measuring, shown.solving
+            try:
+                yield
+            finally:
+                self.session.measuring = self.session.solving = None
+
+    def planned(self, *, backward: bool) -> Plan:
+        """Plan the step: the first time by running it, or its forward where that is enough; then from what was seen."""
+        if self.whole is None:
+            plan, ready = self.surveyed(backward=backward)
+        else:
+            plan, ready = self.session.plan_step(self.whole), False
+        self.session.saved, self.session.trusted = plan, True
+        self.session.fixed = plan.budget
+        if not ready:
+            self.session.begin()
+            attach(self.model, self.session)
+            with _capture_errors():
+                self.run_step(backward=backward)
+        return replace(plan, covers=coverage(plan, self.broken, self.missed))
+
+    def surveyed(self, *, backward: bool) -> tuple[Plan, bool]:
+        """The plan, and whether the module already runs it."""
+        survey = Survey()
+        self.session.begin(survey)
         attach(self.model, self.session)
-        self.session.plans.clear()
         try:
-            self.step()
-        except (LowtideError, KeyboardInterrupt):
-            raise
-        except Exception as error:
-            if _from_the_compiler(error):
-                raise CaptureError(_capture_words(error)) from error
-            raise
-        if not self.session.plans:
+            with _capture_errors():
+                self.run_step(backward=backward, survey=survey)
+        finally:
+            self.session.watch.survey = None
+        if not survey.seen:
             raise CaptureError(
                 "the step ran, but no graph with a backward was captured from it: is the model's forward excluded from "
                 "torch.compile (torch.compiler.disable), or does it contain only graph breaks?"
             )
-        return self.session.plans[0]
+        self.broken = [s.piece.broken for s in survey.seen if s.piece.broken]
+        if len(survey.seen) == 1 and self.session.plans and not self.missed:
+            (plan,) = self.session.plans
+            self.whole = plan.graph
+            return plan, True
+        batch = (self.args, self.kwargs)
+        known = held_storages(self.model, batch, self.optimizer)
+        unseen = sum(p.nbytes for p in self.missed.values())
+        graph = merge(survey.runs(), known)
+        self.whole = self.session.with_held(graph, {Kind.GRADIENT: unseen} if unseen else None)
+        check_graph(self.whole)
+        return self.session.plan_step(self.whole), False
+
+    def run_step(self, *, backward: bool, survey: Survey | None = None) -> None:
+        """Forward, and backward if asked for or if the survey needs it to see how several graphs hang together."""
+        output = self.step.forward()
+        value = output if self.step.loss is None else self.step.loss(output, *self.args)
+        if survey is not None:
+            self.missed = uncovered(self.model, value, survey)
+        if backward or (survey is not None and len(survey.seen) > 1):
+            run_backward(value)
+        if survey is not None:
+            survey.step_ends()
 
     def verified(self) -> Plan:
         over = 0
         for _ in range(_ATTEMPTS):
             try:
-                plan = self.planned()
+                plan = self.planned(backward=True)
             except BudgetError as error:
                 if not self.session.learnt:
                     raise
@@ -100,19 +172,22 @@ class Fitting:
             over = measured - plan.budget
             # Whatever the simulator missed is added to what it is told to leave free.
             self.session.learnt += max(measured - plan.peak - self.session.learnt, over) + 4096
-        raise BudgetError(
+        raise VerificationError(
             f"measured steps stayed {format_bytes(over)} over the budget in {_ATTEMPTS} attempts",
             floor=measured,
         )
 
     def measure(self) -> int:
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self.drop_gradients()
         held = sum(held_by_kind(self.model, (self.args, self.kwargs), self.optimizer).values())
         peak = measure_peak(self.step, held)
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self.drop_gradients()
         return peak
+
+    def drop_gradients(self) -> None:
+        for tensor in (*self.model.parameters(), *pytree.tree_leaves((self.args, self.kwargs))):
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf:
+                tensor.grad = None
 
     def too_tight(self, error: BudgetError) -> BudgetError:
         floor = error.floor + self.session.learnt
@@ -125,18 +200,15 @@ class Fitting:
 
 
 def run_saved(model: nn.Module, plan: Plan) -> None:
-    from lowtide.units import Budget
-
     options = Options(budget=Budget(bytes=plan.budget), allow=plan.allow)
-    session = make_session(options, model, dict)
+    session = make_session(options, model_device(model), dict)
     session.saved = plan
     attach(model, session)
 
 
 def make_session(
-    options: Options, model: nn.Module, held: Callable[[], Mapping[str, int]]
+    options: Options, device: torch.device, held: Callable[[], Mapping[str, int]]
 ) -> Session:
-    device = model_device(model)
     key = environment(device)
     return Session(
         options,
@@ -154,6 +226,18 @@ def _check_trains(model: nn.Module) -> None:
             f"none of the model's {count} parameters needs a gradient, so there is no training step to plan. "
             "Call requires_grad_(True) on what is trained"
         )
+
+
+@contextmanager
+def _capture_errors() -> Iterator[None]:
+    try:
+        yield
+    except (LowtideError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        if _from_the_compiler(error):
+            raise CaptureError(_capture_words(error)) from error
+        raise
 
 
 def _from_the_compiler(error: BaseException) -> bool:

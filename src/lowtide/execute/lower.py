@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import is_sym_node
 
 from lowtide.capture import meaning
 from lowtide.capture.convert import BACKWARD, FORWARD, Captured
-from lowtide.capture.forms import form_of
+from lowtide.capture.forms import Form, form_of
 from lowtide.execute import again
 from lowtide.ir.graph import Graph, Op
 from lowtide.ir.program import Program
@@ -134,16 +134,22 @@ class _Lowering:
         else:
             if op.name in self.ran:
                 form = again.again(node, form)
+            elif meaning.is_random(node):
+                form = Form(again.draw, (form.target, *form.args), form.kwargs)
             call = self.call(
                 form.target, self.mapped(form.args), self.mapped(form.kwargs), node.meta
             )
-        self.put(op, call)
+        skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
+        self.put(op, call, skipped)
         self.ran.add(op.name)
 
-    def put(self, op: Op, call: fx.Node) -> None:
-        """Note the op's outputs as the newest copies; the caller gets the first one of what it gets."""
+    def put(self, op: Op, call: fx.Node, skipped: frozenset[int] = frozenset()) -> None:
+        """Note the op's outputs as the newest copies. The caller gets the first copy of what it gets; `skipped` are
+        elements that a second run does not really make."""
         for name in op.outputs:
             if op.name in self.ran and name in self.returned:
+                continue
+            if self.captured.elements.get(name) in skipped:
                 continue
             index = self.captured.elements.get(name)
             made = call

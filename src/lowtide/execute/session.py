@@ -1,8 +1,13 @@
 """What plans the graphs of one module? The state that outlives a single compilation.
 
 A `Session` belongs to one fitted module (or one `torch.compile` call). For every joint graph AOTAutograd hands over it prices
-the ops, adds the rules' makers, plans within the budget and lowers the program. Graphs captured during one call of the
-module are pieces of one step (graph breaks); a graph captured in a later call is another shape of the same module.
+the ops, adds the rules' makers, finds or makes a program within the budget, and lowers it. There are three ways to a program:
+
+- *Looked up.* A plan of the whole step exists, made by `fit` or read from a file: the graph's part of it is run.
+- *Surveyed.* `fit` runs its first step. A graph that did not end in a graph break is probably the whole step and is planned as
+  that; any other gets a quick, small plan. If the step turns out to have several graphs, `plan_step` plans them as one.
+- *By itself.* A new shape, or `torch.compile(backend="lowtide")`: what other graphs hold at this moment is counted in, and a
+  graph that ended in a break leaves half of the room to those that will follow.
 """
 
 from __future__ import annotations
@@ -13,21 +18,26 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from lowtide.capture.convert import Captured, convert
+from lowtide.capture.convert import convert
 from lowtide.capture.prepare import prepare
 from lowtide.cost.store import CostStore
 from lowtide.execute.lower import lower
+from lowtide.execute.pieces import graph_number, part, runs_of, tie
+from lowtide.execute.survey import Piece, Survey, piece_of
+from lowtide.execute.watch import Watch
 from lowtide.ir.check import check_graph
 from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program, unplanned
 from lowtide.measure.price import price
 from lowtide.plan.infeasible import budget_error
 from lowtide.plan.match import check_match
 from lowtide.plan.plan import Plan, plan_of
 from lowtide.rules import DEFAULT_RULES, Rule, add_makers
+from lowtide.settings import settings
 from lowtide.sim.memory import simulate
 from lowtide.solve.planner import Progress, solve
-from lowtide.solve.result import Status
+from lowtide.solve.result import Result, Status
 from lowtide.units import Budget
 
 __all__ = ["Options", "Session"]
@@ -36,6 +46,10 @@ log = logging.getLogger("lowtide")
 
 _RESERVE = 0.002
 """Share of the budget left free for what the simulator cannot see, such as the allocator's own alignment."""
+_QUICK = 1.0
+"""Seconds for a plan that only has to carry a survey."""
+_TIES = 3
+"""How often a step whose graphs run more than once is planned with a smaller target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +65,7 @@ class Options:
     """The most time the planner may take for one graph."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Session:
     options: Options
     store: CostStore
@@ -62,60 +76,141 @@ class Session:
     """What budget "device" means, in bytes."""
     saved: Plan | None = None
     """A plan to run instead of planning."""
+    trusted: bool = False
+    """The saved plan was made in this process: a graph it does not know is a new shape, not a mistake."""
+    one_by_one: bool = False
+    """No survey will come: say so when there are several graphs."""
     measuring: Callable[[int, int, int], None] | None = None
     solving: Callable[[Progress], None] | None = None
+    fixed: int | None = None
+    """The budget in bytes once a step was planned: a share of the unplanned peak means that step's, in other shapes too."""
     learnt: int = 0
     """Bytes by which measured steps exceeded their simulation."""
     plans: list[Plan] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+    """The graphs captured since the module was attached, in order."""
+    watch: Watch = field(default_factory=Watch)
+
+    def begin(self, survey: Survey | None = None) -> None:
+        """The module is about to be compiled anew."""
+        self.pieces.clear()
+        self.plans.clear()
+        self.watch.survey = survey
 
     def partition(
-        self, joint: fx.GraphModule, num_forward_outputs: int, static_inputs: Sequence[int]
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        self,
+        joint: fx.GraphModule,
+        num_forward_outputs: int,
+        static_inputs: Sequence[int],
+        broken: str = "",
+    ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
+        """Forward, backward, and what was captured. `broken`: where and why the graph ended, if in a graph break."""
         joint = prepare(joint, num_forward_outputs)
         captured = convert(joint, num_forward_outputs, static_inputs)
         check_graph(captured.graph)
         rules = DEFAULT_RULES if self.options.rules is None else self.options.rules
-        graph = self.with_held(add_makers(captured.graph, rules, self.options.allow))
-        if self.saved is not None:
-            check_match(self.saved.graph, graph)
-            program = self.saved.program
+        graph = add_makers(captured.graph, rules, self.options.allow, settings().fuel)
+        found = self.look_up(graph)
+        if found is not None:
+            program, handed = found
         else:
-            program = self.plan(captured, graph)
-        return lower(captured, graph, program, num_forward_outputs)
+            graph = price(captured, graph, self.store, self.measuring)
+            program, handed = self.plan_graph(graph, broken), frozenset()
+        kept = _kept_bytes(graph, program)
+        piece = piece_of(captured, graph, len(self.pieces), num_forward_outputs, broken, kept)
+        self.pieces.append(piece)
+        forward, backward = lower(captured, _without(graph, handed), program, num_forward_outputs)
+        return forward, backward, piece
 
-    def with_held(self, graph: Graph) -> Graph:
-        """What exists besides the graph's own inputs: other parameters, optimizer state, the rest of the batch."""
-        inside: dict[str, int] = {}
-        for outside in graph.outside:
-            value = graph.value[graph.storage(outside.value)]
-            if outside.owned:
-                inside[value.kind] = inside.get(value.kind, 0) + value.bytes
-        held = {kind: size - inside.get(kind, 0) for kind, size in self.held().items()}
-        return replace(graph, held={k: v for k, v in held.items() if v > 0})
+    # Looked up.
 
-    def plan(self, captured: Captured, graph: Graph) -> Program:
-        graph = price(captured, graph, self.store, self.measuring)
-        before = simulate(graph, unplanned(graph))
-        budget = self.budget_bytes(before.peak)
-        target = budget - self.learnt - (int(budget * _RESERVE) if before.peak > budget else 0)
-        result = solve(
-            graph,
-            target,
-            solver=self.options.solver,
-            seconds=self.options.seconds,
-            report=self.solving,
+    def look_up(self, graph: Graph) -> tuple[Program, frozenset[str]] | None:
+        if self.saved is None:
+            return None
+        number = len(self.pieces)
+        whole = self.saved.graph
+        runs = sorted(range(runs_of(whole)), key=lambda r: graph_number(whole, r) != number)
+        wanted = graph_hash(graph)
+        parts = [part(whole, self.saved.program, run) for run in runs]
+        for one in parts:
+            if graph_hash(one.graph) == wanted:
+                return one.program, one.handed
+        if not self.trusted:
+            check_match(parts[0].graph, graph)
+        log.info("a graph that was not planned for is planned by itself: another shape or branch")
+        return None
+
+    # Surveyed, or by itself.
+
+    def plan_graph(self, graph: Graph, broken: str) -> Program:
+        surveyed = self.watch.survey is not None
+        first = not self.pieces
+        if surveyed and first and not broken:
+            return self.plan_step(self.with_held(graph)).program
+        if self.one_by_one and (broken or self.watch.kept_bytes()):
+            self.warn(broken)
+        alone = self.with_others(graph)
+        before = simulate(alone, unplanned(alone)).peak
+        budget = self.budget_bytes(before)
+        target = self.target(budget, before)
+        seconds = min(_QUICK, self.options.seconds) if surveyed else self.options.seconds
+        result = self.solve(_reserving(alone, target) if broken else alone, target, seconds)
+        peak = simulate(alone, result.program).peak
+        if peak > target and not surveyed:
+            result = self.solve(alone, target, seconds)
+            if result.status is Status.INFEASIBLE:
+                raise budget_error(alone, result.program, budget, before)
+        if not surveyed:
+            self.note(alone, budget, result)
+        return result.program
+
+    def warn(self, broken: str) -> None:
+        """Once."""
+        self.one_by_one = False
+        where = f" (break at {broken})" if broken else ""
+        log.warning(
+            "the step has more than one graph%s; here each is planned by itself. lowtide.fit plans them as one",
+            where,
         )
-        if result.status is Status.INFEASIBLE:
-            raise budget_error(graph, result.program, budget, before.peak)
+
+    def plan_step(self, graph: Graph) -> Plan:
+        """Plan a whole step; `graph` has everything that is held counted in."""
+        before = simulate(graph, unplanned(graph)).peak
+        budget = self.budget_bytes(before)
+        target = aim = self.target(budget, before)
+        for _ in range(_TIES):
+            result = tie(graph, self.solve(graph, aim, self.options.seconds), target)
+            if result.status is not Status.INFEASIBLE or result.peak <= target:
+                break
+            aim -= result.peak - target
+            if aim <= 0:
+                break
+        if result.peak > target:
+            raise budget_error(graph, result.program, budget, before)
+        return self.note(graph, budget, result)
+
+    def solve(self, graph: Graph, target: int, seconds: float) -> Result:
+        return solve(
+            graph, target, solver=self.options.solver, seconds=seconds, report=self.solving
+        )
+
+    def note(self, graph: Graph, budget: int, result: Result) -> Plan:
+        if result.status is Status.INFEASIBLE:  # only of the half that was reserved
+            result = replace(result, status=Status.FEASIBLE)
         plan = plan_of(
             graph, budget, result, allow=self.options.allow, environment=self.environment
         )
         self.plans.append(plan)
         log.info("%s", plan)
-        return result.program
+        return plan
+
+    def target(self, budget: int, before: int) -> int:
+        return budget - self.learnt - (int(budget * _RESERVE) if before > budget else 0)
 
     def budget_bytes(self, unplanned_peak: int) -> int:
         budget = self.options.budget
+        if self.fixed is not None:
+            return self.fixed
         if budget.bytes is not None:
             return budget.bytes
         if budget.device:
@@ -123,6 +218,51 @@ class Session:
             return self.free_bytes()
         return int(unplanned_peak * (budget.fraction or 1.0))
 
+    # What else exists.
 
-def optimizer_kind() -> str:
-    return Kind.OPTIMIZER
+    def with_held(self, graph: Graph, besides: Mapping[str, int] | None = None) -> Graph:
+        """What exists besides the graph's own inputs: other parameters, optimizer state, the rest of the batch."""
+        inside: dict[str, int] = {}
+        for storage in dict.fromkeys(graph.storage(o.value) for o in graph.outside if o.owned):
+            value = graph.value[storage]
+            inside[value.kind] = inside.get(value.kind, 0) + value.bytes
+        held = {kind: size - inside.get(kind, 0) for kind, size in self.held().items()}
+        held = {k: v for k, v in held.items() if v > 0}
+        for kind, size in (besides or {}).items():
+            held[kind] = held.get(kind, 0) + size
+        return replace(graph, held=held)
+
+    def with_others(self, graph: Graph) -> Graph:
+        """The same for a graph that may be one of several: what the others hold right now, and the gradients they may make.
+
+        A later graph's inputs look like a batch; the batch itself is then counted as if none of it were among them.
+        """
+        others = self.watch.kept_bytes()
+        counted = self.with_held(graph, {Kind.OTHER: others} if others else {})
+        held = dict(counted.held)
+        if others or self.pieces:
+            whole = self.held()
+            trained = sum(
+                v.bytes for v in graph.values if v.kind is Kind.PARAMETER and not v.is_view
+            )
+            held[Kind.GRADIENT] = max(0, whole.get(Kind.PARAMETER, 0) - trained)
+            held[Kind.BATCH] = whole.get(Kind.BATCH, 0)
+        return replace(graph, held={str(k): v for k, v in held.items() if v > 0})
+
+
+def _reserving(graph: Graph, target: int) -> Graph:
+    """Half of what is not held already is left to the graphs that follow."""
+    base = simulate(graph, unplanned(graph)).base
+    held = dict(graph.held)
+    held[Kind.OTHER] = held.get(Kind.OTHER, 0) + max(0, target - base) // 2
+    return replace(graph, held=held)
+
+
+def _kept_bytes(graph: Graph, program: Program) -> int:
+    kept = simulate(graph, program).kept[0]
+    return sum(graph.value[name].bytes for name in kept)
+
+
+def _without(graph: Graph, handed: frozenset[str]) -> Graph:
+    """For lowering: what the caller has let go of before backward may be made again there."""
+    return replace(graph, required=tuple(r for r in graph.required if r.value not in handed))

@@ -1,9 +1,9 @@
 """How many bytes does a piece of code have allocated at once?
 
-    measure_peak(step)       the most bytes allocated at once while `step` runs, net of what was there before
-    held_bytes(model, ...)   what was there before: the distinct storages in tensors, modules, optimizers, containers
-    record(run)              the same for one call, with what is left of it at the end
-    available_bytes(device)       what could still be allocated
+    measure_peak(step)        the most bytes allocated at once while `step` runs, net of what was there before
+    held_bytes(model, ...)    what was there before: the distinct storages in tensors, modules, optimizers, containers
+    record(run, device)       the same for one call, with what is left of it at the end
+    available_bytes(device)   what could still be allocated
 
 On CUDA these are the caching allocator's own statistics; its peak mark is reset. The CPU allocator keeps none, but reports each
 allocation and release to whichever profiler runs on the calling thread; the highest running sum of these reports is the

@@ -1,4 +1,9 @@
-"""How can a real step run without leaving a trace? Buffers, gradients and random generators are put back afterwards."""
+"""How can a real step run without leaving a trace? Buffers, frozen parameters, the batch, gradients and random generators are
+put back.
+
+A forward may write into a buffer, assign it anew, or update a frozen copy of the model (momentum encoders): all of that is
+undone. Trained parameters are not copied: no forward writes into those, and a copy of all would weigh as much as the model.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +11,23 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 __all__ = ["preserved"]
 
 
 @contextmanager
-def preserved(module: nn.Module) -> Iterator[None]:
+def preserved(module: nn.Module, batch: Any = ()) -> Iterator[None]:
     """Inside, gradients are None to begin with; afterwards everything is as it was found."""
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
-    gradients = [(p, p.grad) for p in module.parameters()]
+    homes = [(m, dict(m._buffers)) for m in module.modules()]
+    frozen = [p for p in module.parameters() if not p.requires_grad]
+    given = [t for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor)]
+    written = [(t, t.detach().clone()) for t in (*module.buffers(), *frozen, *given)]
+    gradients = [(t, t.grad) for t in (*module.parameters(), *given) if t.is_leaf]
     devices = {
         t.device for t in (*module.parameters(), *module.buffers()) if t.device.type != "cpu"
     }
@@ -31,10 +41,13 @@ def preserved(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for owner, found in homes:
+            owner._buffers.clear()
+            owner._buffers.update(found)
         with torch.no_grad():
-            for buffer, copy in buffers:
-                if not torch.equal(buffer, copy):
-                    buffer.data.copy_(copy)
+            for tensor, copy in written:
+                if not torch.equal(tensor, copy):
+                    tensor.data.copy_(copy)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         torch.set_rng_state(state)

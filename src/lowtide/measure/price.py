@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,24 @@ def price(
     """The graph with costs. `graph` is the captured one, possibly with more makers."""
     calls = {o.name: _call(form_of(captured, o)) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
-    return graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
+    priced = graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
+    return priced.with_ops(_not_cheaper_in_parts(priced))
+
+
+def _not_cheaper_in_parts(graph: Graph) -> Iterable[Op]:
+    """Ops that together make what a captured op makes are not faster than it. Where measurements say so it is noise, and a
+    planner would find all of it."""
+    parts: dict[str, list[Op]] = {}
+    for op in graph.ops:
+        if op.of and set(op.outputs) < set(graph.op[op.of].outputs):
+            parts.setdefault(op.of, []).append(op)
+    factor = {
+        name: max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
+        for name, found in parts.items()
+    }
+    for op in graph.ops:
+        part = op.of in factor and op in parts[op.of]
+        yield replace(op, seconds=op.seconds * factor[op.of]) if part else op
 
 
 def _is_call(graph: Graph, op: Op) -> bool:

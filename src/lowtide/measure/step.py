@@ -55,5 +55,10 @@ def start_of_backward(output: Any) -> list[torch.Tensor]:
 
 
 def backward(output: Any) -> None:
-    tensors = start_of_backward(output)
-    torch.autograd.backward(tensors, [torch.ones_like(t) for t in tensors])
+    """From the sum of everything, as from a loss: gradients of the outputs that we made ourselves would live as long as we hold
+    them, a tensor more than in the user's step."""
+    torch.autograd.backward([_sum(t) for t in start_of_backward(output)])
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.real.sum() if tensor.is_complex() else tensor.sum()

@@ -9,13 +9,13 @@ freed: measuring needs one op's memory at a time. What would not fit, or fails, 
 
 How it is timed was chosen by comparing sums over whole graphs with real steps:
 - *Cold.* Before each run a block larger than the last-level cache is written over. In a step the operands were made a while
-  ago; op by op with warm caches, element-wise ops, which is what gets recomputed, came out at about half of their time.
+  ago; with warm caches element-wise ops, which is what gets recomputed, came out at half to three quarters of their time.
 - *Undisturbed.* On a busy machine an op with two threads waits for the slower one, for a whole time slice of the scheduler: 8 ms
   instead of 0.3. The kernel says how long our threads waited for a processor; the median is taken over the runs in which they
   did not. An op without such a run is run on one thread, whose own processor time no other process can lengthen, and that is divided
   by the speed-up of an op that is one tenth serial. With four busy processes on two cores this gave a quiet step's time
   within 15%, where the clock gave ten times it.
-- *As long as it needs.* A few runs of about 20 to 60 ms in all; two of an op that takes longer.
+- *As long as it needs.* A few runs of about 20 to 60 ms in all; one or two of an op that takes longer.
 
 We may be called from inside a compiler backend, so fake-tensor and other dispatch modes, autocast and gradients are off meanwhile. Random
 generators are left as they were found.
@@ -98,9 +98,11 @@ def _measure(
     costs: dict[str, Cost] = {}
     flush = _flush(_device(calls))
     for number, call in enumerate(calls, 1):
-        cost = _cost_or_none(call, flush)
-        costs[call.signature] = _estimate(call) if cost is None else cost
-        store.put(call.signature, costs[call.signature])
+        cost = store.get(call.signature)  # another process may have been here meanwhile
+        if cost is None:
+            cost = _cost_or_none(call, flush) or _estimate(call)
+            store.put(call.signature, cost)
+        costs[call.signature] = cost
         done(number)
     return costs
 
@@ -148,7 +150,9 @@ def _runs(run: Callable[[], object], device: torch.device, flush: torch.Tensor) 
     """Timed runs, until there are enough undisturbed ones or it takes too long."""
     first = _clock(run, device)
     if first.seconds > LONG:
-        yield from (first, _clock(run, device))
+        yield first
+        if first.seconds < 5 * LONG:
+            yield _clock(run, device)
         return
     start, count, good = time.perf_counter(), 0, 0
     while True:
@@ -168,7 +172,9 @@ def _seconds_if_alone(run: Callable[[], object], flush: torch.Tensor) -> float:
     torch.set_num_threads(1)
     try:
         run()
-        busy = min(_processor_seconds(run, flush) for _ in range(2))
+        busy = _processor_seconds(run, flush)
+        if busy < LONG:
+            busy = min(busy, _processor_seconds(run, flush))
     finally:
         torch.set_num_threads(threads)
     return busy * (SERIAL + (1 - SERIAL) / threads)
@@ -240,7 +246,12 @@ def _estimate(call: Call) -> Cost:
 
 
 def _output_specs(call: Call) -> list[Spec]:
-    """Shapes of what the call returns, found with fake tensors of our own; none where that fails."""
+    """Shapes of what the call returns, found with fake tensors of our own; none where that fails.
+
+    Ops only: a Python function may keep what it made, and must not keep a fake tensor.
+    """
+    if not isinstance(call.function, torch._ops.OpOverload):
+        return []
     with suppress(Exception), FakeTensorMode():
         args, kwargs = real_inputs(call.args, call.kwargs, empty)
         return _specs(tensors_in(call.function(*args, **kwargs)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 from lowtide.errors import FileFormatError, GraphError
 from lowtide.ir.check import check_program
 from lowtide.ir.graph import Graph
-from lowtide.ir.json import dump, graph_from_json, graph_to_json
+from lowtide.ir.json import dump, graph_from_json, graph_hash, graph_to_json
 from lowtide.ir.program import Program
 from lowtide.plan.plan import Plan
 
@@ -55,6 +54,7 @@ def save_plan(plan: Plan, path: Path) -> Path:
             "unplanned_seconds": plan.unplanned_seconds,
         },
         "program": [list(s) for s in plan.program.steps],
+        "graph_hash": graph_hash(plan.graph),
         "graph": graph_to_json(plan.graph),
     }
     return _write(path, content)
@@ -111,13 +111,12 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
     """All or nothing: a crash leaves the old file."""
     content = {"schema": SCHEMA, "hash": "", **content}
     content["hash"] = _checksum(content)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent or Path(), prefix=path.name)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(dump(content) + "\n")
-        Path(temporary).replace(path)
+        temporary.write_text(dump(content) + "\n", encoding="utf-8")
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     return path
 

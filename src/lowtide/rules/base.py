@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import islice
 from typing import Protocol
 
 from lowtide.ir.graph import Graph, Op
@@ -42,12 +43,14 @@ class Rule(Protocol):
         """More makers for values of the graph."""
 
 
-def add_makers(graph: Graph, rules: Sequence[Rule], allow: Sequence[str] = ()) -> Graph:
-    """The graph with what the allowed rules propose, each op right after the captured op it is another form of."""
+def add_makers(
+    graph: Graph, rules: Sequence[Rule], allow: Sequence[str] = (), fuel: int | None = None
+) -> Graph:
+    """The graph with what the allowed rules propose, each op right after the captured op it is another form of. With `fuel`,
+    only the first so many proposals: to find a wrong one by halving."""
     allowed = {Exactness.EXACT, *map(Exactness, allow)}
     proposed: dict[str, list[Op]] = {}
-    for rule in rules:
-        if rule.exactness in allowed:
-            for op in rule.propose(graph):
-                proposed.setdefault(op.of, []).append(op)
+    offered = (op for rule in rules if rule.exactness in allowed for op in rule.propose(graph))
+    for op in islice(offered, fuel):
+        proposed.setdefault(op.of, []).append(op)
     return graph.with_ops(o for op in graph.ops for o in (op, *proposed.get(op.name, ())))

@@ -24,7 +24,7 @@ from lowtide.solve.search import Answers, Search
 
 __all__ = ["SOLVERS", "Progress", "solve"]
 
-_PATIENCE = 0.02
+_CLOSE = 1e-3
 """A plan this close to the bound is not worth more searching: stop early."""
 
 
@@ -98,8 +98,9 @@ class _Planning:
             seed,
             report,
         )
-        self.started = time.perf_counter()
         self.search = Search(make_problem(graph))
+        self.search.warm_up()
+        self.started = time.perf_counter()
         self.keep_all = self.search.keep_all()
         self.bound = lower_bound(self.search.problem, budget, self.keep_all.seconds)
 
@@ -107,36 +108,36 @@ class _Planning:
         return self.started + share * self.seconds
 
     def run(self) -> Result:
-        if self.keep_all.peak <= self.budget:
-            floor = self.search.floor(
-                until=min(self.clock(0.3), time.perf_counter() + 1.0), seed=self.seed
-            )
-            return self.result(
-                self.search.program(self.keep_all), floor, "everything fits: nothing is dropped"
-            )
-        floor = self.search.floor(
-            until=min(self.clock(0.2), time.perf_counter() + 3.0), seed=self.seed
-        )
-        start = self.start(floor)
+        fits = self.keep_all.peak <= self.budget
+        floor = self.search.floor(until=self.clock(0.03 if fits else 0.1), seed=self.seed)
+        if fits:
+            everything = self.search.program(self.keep_all)
+            return self.result(everything, floor, "everything fits: nothing is dropped")
+        rival = self.fastest_baseline()
+        start = self.start(floor, rival)
         if start is None:
-            floor = self.search.floor(until=self.clock(0.7), seed=self.seed + 1)
+            floor = self.search.floor(until=self.clock(0.6), seed=self.seed + 1)
             start = floor if floor.peak <= self.budget else None
         if start is None:
-            return self.result(
-                self.search.program(floor), floor, "no program within the budget was found"
-            )
+            smallest = self.search.program(floor)
+            return self.result(smallest, floor, "no program within the budget was found")
         best = self.search.improve(
             start,
             self.budget,
-            until=self.clock(0.95),
+            until=self.clock(0.93),
             seed=self.seed,
             report=self.note,
-            enough=self.bound * (1 + _PATIENCE / 20),
+            enough=self.bound * (1 + _CLOSE),
         )
-        return self.compare(best, floor)
+        if rival is not None and rival[1].seconds < best.seconds:
+            why = f"the baseline {rival[0]} was faster than what the search found"
+            return self.result(rival[1].program, floor, why)
+        return self.result(self.search.program(best), floor, "annealed from the greedy start")
 
-    def start(self, floor: Answers) -> Answers | None:
+    def start(self, floor: Answers, rival: tuple[str, Timeline] | None) -> Answers | None:
         found = [self.search.descend(self.budget)]
+        if rival is not None:
+            found.append(self.search.like(rival[1]))
         if floor.peak <= self.budget:
             found.append(floor)
         within = [f for f in found if f is not None and f.peak <= self.budget]
@@ -147,17 +148,18 @@ class _Planning:
             elapsed = time.perf_counter() - self.started
             self.report(Progress(answers.seconds, self.bound, elapsed, self.seconds))
 
-    def compare(self, best: Answers, floor: Answers) -> Result:
-        """The searched program, unless a baseline happens to be faster."""
-        program, why = self.search.program(best), "annealed from the greedy start"
-        timeline = simulate(self.graph, program)
+    def fastest_baseline(self) -> tuple[str, Timeline] | None:
+        """The fastest baseline within the budget, so that the answer is never worse than any of them."""
+        best: tuple[str, Timeline] | None = None
         for name, baseline in BASELINES.items():
-            if time.perf_counter() > self.clock(1.0):
+            if time.perf_counter() > self.clock(0.3):
                 break
-            other = simulate(self.graph, baseline(self.graph, self.budget))
-            if other.peak <= self.budget and other.seconds < timeline.seconds:
-                timeline, why = other, f"the baseline {name} was faster than what the search found"
-        return self.result(timeline.program, floor, why)
+            timeline = simulate(self.graph, baseline(self.graph, self.budget))
+            if timeline.peak <= self.budget and (
+                best is None or timeline.seconds < best[1].seconds
+            ):
+                best = name, timeline
+        return best
 
     def result(self, program: Program, floor: Answers, why: str) -> Result:
         timeline = _checked(self.graph, program)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.ir.program import Program
+from lowtide.sim.memory import Timeline
 from lowtide.solve.anneal import FASTEST, SMALLEST, Moves, anneal, evaluate
 from lowtide.solve.compiled import compiled
 from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
@@ -29,6 +30,7 @@ _LONGEST = 12
 _TOO_SLOW = 2.5
 """The greedy start gives up on drops that make the step this many times slower."""
 _DESCENTS = 400
+_ROUND = 0.5
 _PATIENCE = 4.0
 _NOTABLE = 2e-4
 """Annealing stops once so many seconds, and half the time it took so far, went by without a notable improvement."""
@@ -70,8 +72,24 @@ class Search:
         )
         self.during = np.zeros(len(problem.order), np.int64)
         self.keep_all_seconds = problem.captured_seconds
+        self.play_seconds = 0.0
+        self.interrupted = False
+        """Ctrl-C was pressed: every search returns the best it has."""
         self.delayable = np.diff(problem.gaps.delays.start) > 0
         self.moves = _moves(problem)
+
+    def warm_up(self) -> None:
+        """Compile what is not compiled yet (once per machine), and see how long a play takes."""
+        start = self.keep_all()
+        if self.has_choices:
+            state, choice = start.state.copy(), start.choice.copy()
+            anneal(
+                self.arrays, self.buffers, self.moves, state, choice, state.copy(), choice.copy(),
+                np.zeros(2), 0, FASTEST, 1, 1.0, 1.0, 0.0, 0,
+            )  # fmt: skip
+        started = time.perf_counter()
+        self.keep_all()
+        self.play_seconds = max(time.perf_counter() - started, 1e-7)
 
     @property
     def has_choices(self) -> bool:
@@ -108,10 +126,31 @@ class Search:
         assert answers is not None
         return answers
 
+    def like(self, timeline: Timeline) -> Answers | None:
+        """Answers that keep between segments what another program keeps, and remake the rest just in time."""
+        gaps, segment = self.problem.gaps, self.problem.segment
+        state = gaps.start_state.copy()
+        state[gaps.open & (gaps.end == NEVER)] = DROP
+        kept = [
+            {self.problem.storage_index[s] for s in names if s in self.problem.storage_index}
+            for names in timeline.kept
+        ]
+        for g in np.flatnonzero(gaps.open & (gaps.end != NEVER)).tolist():
+            first, last = int(segment[gaps.start[g]]), int(segment[gaps.end[g]])
+            if any(gaps.storage[g] not in kept[border] for border in range(first, last)):
+                state[g] = DROP
+        return self.play(state)
+
     def descend(self, limit: int) -> Answers | None:
-        """Drop where it hurts least until the limit holds; None if that gets stuck."""
+        """Drop where it hurts least until the limit holds; None if that gets stuck. Two ways: what is remade only to remake
+        others is discarded at once, or held for whoever needs it next."""
+        found = [self._descend(limit, answer) for answer in (DISCARD, DROP)]
+        return min((f for f in found if f is not None), key=lambda f: f.seconds, default=None)
+
+    def _descend(self, limit: int, last: int) -> Answers | None:
         problem = self.problem
         state = problem.gaps.start_state.copy()
+        state[problem.gaps.open & (problem.gaps.end == NEVER)] = last
         room = limit - problem.base_bytes
         movable = problem.gaps.open & (problem.gaps.end != NEVER)
         reach = np.minimum(problem.gaps.end, len(problem.order))
@@ -212,14 +251,15 @@ class Search:
         room = limit - self.problem.base_bytes
         best, best_choice = start.state.copy(), start.choice.copy()
         record = np.array([start.seconds, start.peak - self.problem.base_bytes], np.float64)
-        iterations = self._iterations_per_round()
         price = start.seconds / max(self.problem.bytes.sum() * 10.0, 1.0)
-        span = start.seconds if goal == FASTEST else float(record[1])
+        span = max(start.seconds if goal == FASTEST else float(record[1]), 1e-12)
         heats = (3e-4, 3e-5, 3e-3, 1e-4)
         round_ = 0
         began = improved = time.perf_counter()
         try:
-            while (now := time.perf_counter()) < until and (goal != FASTEST or record[0] > enough):
+            while (now := time.perf_counter()) < until and not self.interrupted:
+                if goal == FASTEST and record[0] <= enough:
+                    break
                 if now - improved > _PATIENCE + 0.5 * (improved - began):
                     break
                 state, choice = best.copy(), best_choice.copy()
@@ -227,7 +267,7 @@ class Search:
                 heat = heats[round_ % len(heats)]
                 price, _ = anneal(
                     self.arrays, self.buffers, self.moves, state, choice, best, best_choice, record,
-                    room, goal, iterations, span * heat, span * heat * 1e-2, price, seed + round_,
+                    room, goal, self._iterations(until), span * heat, span * heat * 1e-2, price, seed + round_,
                 )  # fmt: skip
                 round_ += 1
                 if record[goal] < before[goal] * (1 - _NOTABLE):
@@ -235,7 +275,7 @@ class Search:
                 if report is not None and (record != before).any():
                     report(self._answers(best, best_choice, record))
         except KeyboardInterrupt:
-            pass
+            self.interrupted = True
         return self._answers(best, best_choice, record)
 
     def _answers(
@@ -245,10 +285,10 @@ class Search:
             state.copy(), choice.copy(), float(record[0]), int(record[1]) + self.problem.base_bytes
         )
 
-    def _iterations_per_round(self) -> int:
-        """So many that a round takes about half a second."""
-        n = len(self.problem.order)
-        return max(200, min(20_000, 15_000_000 // max(n, 1)))
+    def _iterations(self, until: float) -> int:
+        """So many that a round takes about half a second, or what is left."""
+        left = min(_ROUND, until - time.perf_counter())
+        return max(20, min(20_000, int(left / self.play_seconds)))
 
     def floor(self, *, until: float, seed: int = 0) -> Answers:
         """The smallest peak found."""

@@ -1,0 +1,150 @@
+"""The planner's fast path against the simulator, and its answers against what it promises."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lowtide.errors import OptionError
+from lowtide.ir.check import check_program
+from lowtide.ir.program import unplanned
+from lowtide.rules import DEFAULT_RULES, add_makers
+from lowtide.sim.memory import simulate
+from lowtide.solve.bound import lower_bound
+from lowtide.solve.gaps import NEVER
+from lowtide.solve.planner import SOLVERS, solve
+from lowtide.solve.problem import make_problem
+from lowtide.solve.result import Status
+from lowtide.solve.search import Search
+from tests.solve.builders import chain, resnet
+from tests.strategies import graphs
+
+QUICK = settings(max_examples=60, deadline=None)
+
+
+@QUICK
+@given(graphs(max_ops=24), st.randoms(use_true_random=False))
+def test_played_answers_cost_what_the_simulator_says(graph, random):
+    search = Search(make_problem(graph))
+    problem = search.problem
+    state = problem.gaps.start_state.copy()
+    for gap in np.flatnonzero(problem.gaps.open):
+        state[gap] = random.randrange(3)
+    answers = search.play(state)
+    assume(answers is not None)
+    program = search.program(answers)
+    check_program(graph, program)
+    timeline = simulate(graph, program)
+    assert timeline.program == program, "the rollout left a dead op in"
+    assert timeline.peak == answers.peak
+    assert timeline.seconds == pytest.approx(answers.seconds)
+
+
+@QUICK
+@given(graphs(max_ops=24))
+def test_keeping_everything_is_the_captured_step(graph):
+    assume(all(v.keep for v in graph.values))
+    answers = Search(make_problem(graph)).keep_all()
+    before = simulate(graph, unplanned(graph))
+    assert answers.peak == before.peak
+    assert answers.seconds == pytest.approx(before.seconds)
+
+
+@settings(max_examples=25, deadline=None)
+@given(graphs(max_ops=20), st.floats(0.3, 1.0))
+def test_plans_are_valid_within_the_budget_and_above_the_bound(graph, share):
+    assume(all(v.keep for v in graph.values))
+    before = simulate(graph, unplanned(graph))
+    budget = int(before.peak * share)
+    result = solve(graph, budget, seconds=0.3)
+    check_program(graph, result.program)
+    after = simulate(graph, result.program)
+    assert (after.peak, after.seconds) == (result.peak, result.seconds)
+    assert (result.status is Status.INFEASIBLE) == (after.peak > budget)
+    assert result.floor <= after.peak
+    if result.status is not Status.INFEASIBLE:
+        assert result.bound <= result.seconds * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graphs(max_ops=9))
+def test_the_bound_holds_for_every_answer(graph):
+    """Brute force: no combination of answers beats the bound at its own peak."""
+    assume(all(v.keep for v in graph.values))
+    search = Search(make_problem(graph))
+    gaps = np.flatnonzero(search.problem.gaps.open)
+    assume(0 < len(gaps) <= 6)
+    seconds = search.keep_all().seconds
+    for code in range(3 ** len(gaps)):
+        state = search.problem.gaps.start_state.copy()
+        for gap in gaps:
+            code, state[gap] = divmod(code, 3)
+        answers = search.play(state)
+        if answers is not None:
+            assert lower_bound(search.problem, answers.peak, seconds) <= answers.seconds * (
+                1 + 1e-9
+            )
+
+
+def test_a_chain_fits_a_quarter_of_its_memory():
+    graph = chain(64)
+    before = simulate(graph, unplanned(graph))
+    result = solve(graph, before.peak // 4, seconds=2.0)
+    assert result.status is not Status.INFEASIBLE
+    assert result.peak <= before.peak // 4
+    assert result.seconds < 1.4 * before.seconds
+
+
+@pytest.mark.parametrize("share", [0.8, 0.6, 0.5])
+def test_never_slower_than_a_baseline(share):
+    graph = resnet(8)
+    before = simulate(graph, unplanned(graph))
+    budget = int(before.peak * share)
+    best = solve(graph, budget, seconds=4.0)
+    for name in SOLVERS[2:]:
+        other = solve(graph, budget, solver=name)
+        if other.status is not Status.INFEASIBLE:
+            assert best.seconds <= other.seconds * (1 + 1e-9), name
+
+
+def test_everything_fits_is_said_to_be_optimal():
+    graph = chain(20)
+    before = simulate(graph, unplanned(graph))
+    result = solve(graph, before.peak, seconds=1.0)
+    assert result.status is Status.OPTIMAL
+    assert result.seconds == before.seconds
+    assert result.gap == 0
+
+
+def test_the_time_limit_holds():
+    graph = resnet(8)
+    budget = int(simulate(graph, unplanned(graph)).peak * 0.5)
+    solve(graph, budget, seconds=0.2)  # compiles the inner loops
+    started = time.perf_counter()
+    result = solve(graph, budget, seconds=1.5)
+    assert time.perf_counter() - started < 6.0
+    assert result.solve_seconds < 6.0
+
+
+def test_an_impossible_budget_is_answered_with_the_smallest_program():
+    graph = chain(30)
+    result = solve(graph, 1, seconds=1.0)
+    assert result.status is Status.INFEASIBLE
+    assert result.peak == result.floor > 1
+    assert result.floor < simulate(graph, unplanned(graph)).peak
+
+
+def test_an_unknown_solver_gets_a_suggestion():
+    with pytest.raises(OptionError, match="did you mean 'search'"):
+        solve(chain(3), 10**9, solver="serch")
+
+
+def test_last_gaps_have_no_end():
+    problem = make_problem(add_makers(chain(5), DEFAULT_RULES))
+    last = problem.gaps.end == NEVER
+    assert last.any()
+    assert (problem.gaps.end[~last] > problem.gaps.start[~last]).all()
