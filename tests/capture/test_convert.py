@@ -21,7 +21,7 @@ class WritesIntoParts(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x).tanh()
+        y = self.layer(x) * 2
         y[:, 0] = 0.25
         y[1:2] *= 2
         return y.sin()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from torch import Tensor, nn
 
 import lowtide
@@ -17,7 +17,11 @@ from tests.execute import modules
 from tests.training import QUICK, differences
 
 pytestmark = pytest.mark.usefixtures("estimated")
-FEW = settings(max_examples=8, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=8,
+    phases=(Phase.explicit, Phase.generate),  # shrinking would compile for minutes; a failing tuple is short
+    suppress_health_check=list(HealthCheck),
+)
 
 
 def budgets(plan: Plan) -> list[int]:

@@ -1,6 +1,6 @@
 """What does the planner decide on? The graph as arrays, and the list of open questions.
 
-The captured ops run in their captured order, each segment ending with a *return* that reads what the caller gets; between
+The captured ops run in their captured order, each segment ending with *returns* that read what the caller gets; between
 them, tensors wait. Each wait of a storage, from one captured op that touches it to the next, is a **gap** (`solve/gaps.py`),
 and for each gap there is one question: *hold* the storage through it, *drop* it and make
 it again when it is next read (and if something else needs it remade earlier, hold that copy), or *drop* it and discard
@@ -34,7 +34,7 @@ class Problem:
 
     graph: Graph
     op_names: tuple[str, ...]
-    """Ops beyond these are the returns, one for each segment."""
+    """Ops beyond these are the returns."""
     storage_names: tuple[str, ...]
     base_bytes: int
     bytes: Ints
@@ -47,8 +47,6 @@ class Problem:
     """For each storage the ops that may make it again, those that make least besides it first."""
     narrower: Lists
     """For each op the ops of rules that make some of its outputs from the same inputs."""
-    ranked: Ints
-    """The ops in the order in which those that are needed at one moment run."""
     again: Flags
     """[op, segment]: may this op run there once more?"""
     order: Ints
@@ -88,8 +86,9 @@ def make_problem(graph: Graph) -> Problem:
     def numbers(names: tuple[str, ...]) -> list[int]:
         return [number[s] for s in names if s in number]
 
-    returns = _returns(graph, number)
-    reads = [numbers(folded.reads[o.name]) for o in ops] + returns
+    returns = _returns(ops, graph, folded)
+    reads = [numbers(folded.reads[o.name]) for o in ops]
+    reads += [numbers(tuple(names)) for _, names in returns]
     makes = [numbers(folded.makes[o.name]) for o in ops] + [[] for _ in returns]
     held = _held(graph)
     again = np.zeros((len(reads), len(graph.segments)), np.bool_)
@@ -104,8 +103,9 @@ def make_problem(graph: Graph) -> Problem:
     segment: list[int] = []
     for which in range(len(graph.segments)):
         here = [op_number[o.name] for o in ops if not o.rule and o.segment == which]
-        order += [*here, len(ops) + which]
-        segment += [which] * (len(here) + 1)
+        here += [len(ops) + i for i, (at, _) in enumerate(returns) if at == which]
+        order += here
+        segment += [which] * len(here)
     nothing = np.zeros(len(returns))
     return Problem(
         graph=graph,
@@ -120,7 +120,6 @@ def make_problem(graph: Graph) -> Problem:
         makes=pack(makes),
         makers=pack(makers),
         narrower=pack(_narrower(ops, op_number, reads, makes)),
-        ranked=np.array(_ranked(graph, folded, ops, number, reads, makes), np.int64),
         again=again,
         order=np.array(order, np.int64),
         segment=np.array(segment, np.int64),
@@ -135,38 +134,34 @@ def make_problem(graph: Graph) -> Problem:
     )
 
 
-def _returns(graph: Graph, number: dict[str, int]) -> list[list[int]]:
-    """For each segment the storages the caller gets at its end."""
-    found: list[list[int]] = [[] for _ in graph.segments]
-    for required in graph.required:
-        storage = graph.storage(required.value)
-        if storage in number and number[storage] not in found[required.segment]:
-            found[required.segment].append(number[storage])
+def _returns(ops: tuple[Op, ...], graph: Graph, folded: Folded) -> list[tuple[int, list[str]]]:
+    """What the caller gets, as (segment, storages): at once at the end of a first segment, one by one at the end of a later one.
+
+    One by one, so that a gradient which is made only then has what it is made from made, or kept, for itself; the one
+    with the largest working set first, when the fewest gradients are there."""
+    pieces = [s.piece for s in graph.segments]
+    found: list[tuple[int, list[str]]] = []
+    for segment, piece in enumerate(pieces):
+        wanted = dict.fromkeys(
+            graph.storage(r.value) for r in graph.required if r.segment == segment
+        )
+        names = [n for n in wanted if n not in folded.owned]
+        if piece in pieces[:segment]:
+            heavy = _working_sets(ops, graph, folded)
+            found += [(segment, [n]) for n in sorted(names, key=lambda n: -heavy.get(n, 0))]
+        else:
+            found.append((segment, names))
     return found
 
 
-def _ranked(
-    graph: Graph,
-    folded: Folded,
-    ops: tuple[Op, ...],
-    number: dict[str, int],
-    reads: list[list[int]],
-    makes: list[list[int]],
-) -> list[int]:
-    """Captured order, which is topological. Ops that only finish what the caller gets come last, the one with the most
-    to free first: what they are made from is then gone when the last of them runs."""
-    size = [folded.bytes[name] for name in number]
-    read = {s for row in reads[: len(ops)] for s in row}
-    final = {
-        number[graph.storage(r.value)] for r in graph.required if graph.storage(r.value) in number
-    } - read
-
-    def rank(i: int) -> tuple[int, int]:
-        if i < len(ops) and makes[i] and final.issuperset(makes[i]):
-            return 1, -sum(size[s] for s in reads[i]) - ops[i].workspace
-        return 0, i
-
-    return sorted(range(len(reads)), key=rank)
+def _working_sets(ops: tuple[Op, ...], graph: Graph, folded: Folded) -> dict[str, int]:
+    """For each storage the bytes its smallest maker needs besides it."""
+    least: dict[str, int] = {}
+    for op in ops:
+        needs = op.workspace + sum(folded.bytes[s] for s in folded.reads[op.name])
+        for name in folded.makes[op.name]:
+            least[name] = min(least.get(name, needs), needs)
+    return least
 
 
 def _narrower(

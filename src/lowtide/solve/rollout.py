@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.solve.compiled import compiled
@@ -38,8 +37,6 @@ class Arrays(NamedTuple):
     makers: _Array
     narrower0: _Array
     narrower: _Array
-    ranked: _Array
-    rank: _Array
     again: _Array
     order: _Array
     segment: _Array
@@ -59,7 +56,7 @@ def arrays(problem: Problem) -> Arrays:
         reads0=p.reads.start, reads=p.reads.items, makes0=p.makes.start, makes=p.makes.items,
         makers0=p.makers.start, makers=p.makers.items,
         narrower0=p.narrower.start, narrower=p.narrower.items,
-        ranked=p.ranked, rank=np.argsort(p.ranked), again=p.again, order=p.order, segment=p.segment,
+        again=p.again, order=p.order, segment=p.segment,
         let_go0=p.let_go.start, let_go=p.let_go.items,
         arrives0=p.arrives.start, arrives=p.arrives.items,
         touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
@@ -95,7 +92,7 @@ def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: igno
             failed = True
         elif not marked[maker]:
             marked[maker] = True
-            burst[count] = a.rank[maker]
+            burst[count] = maker
             count += 1
             for i in range(a.reads0[maker], a.reads0[maker + 1]):
                 if not alive[a.reads[i]]:
@@ -104,11 +101,10 @@ def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: igno
                         break
                     stack[top] = a.reads[i]
                     top += 1
+    for j in range(count):
+        marked[burst[j]] = False
     if count > 1:
         burst[:count].sort()
-    for j in range(count):
-        burst[j] = a.ranked[burst[j]]
-        marked[burst[j]] = False
     return FAILED if failed else count
 
 

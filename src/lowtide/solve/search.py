@@ -287,6 +287,8 @@ class Search:
 
     def _iterations(self, until: float) -> int:
         """So many that a round takes about half a second, or what is left."""
+        if self.play_seconds == 0.0:
+            self.warm_up()
         left = min(_ROUND, until - time.perf_counter())
         return max(20, min(20_000, int(left / self.play_seconds)))
 
@@ -338,7 +340,8 @@ def _moves(problem: Problem) -> Moves:
 def _shapes(problem: Problem) -> NDArray[np.int64]:
     """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
     graph = problem.graph
-    targets = [graph.op[n].target for n in problem.op_names] + ["return"] * len(graph.segments)
+    targets = [graph.op[n].target for n in problem.op_names]
+    targets += ["return"] * (len(problem.seconds) - len(targets))
     seen: dict[tuple[object, ...], int] = {}
     shape = np.full(len(problem.gaps.storage), -1, np.int64)
     for g in range(len(shape)):
