@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch.partitioners import default_partition
 from torch.utils._pytree import tree_leaves, tree_map
 
 import lowtide
@@ -17,6 +20,11 @@ from lowtide.plan.plan import Plan
 
 QUICK: dict[str, Any] = {"seconds": 0.2, "verify": False}
 """Options of `fit` for tests in which neither the best plan nor a measured step is the point."""
+
+
+KEEP_ALL = aot_autograd(
+    fw_compiler=boxed_nop, bw_compiler=boxed_nop, partition_fn=default_partition
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +116,9 @@ def differences(
     plain: nn.Module, planned: nn.Module, args: Sequence[Any], **options: Any
 ) -> list[str]:
     """What a step of each leaves that is not equal to the bit: against plain eager or, where PyTorch's own tracing already
-    changes a bit, against `aot_eager`. Neither model is changed."""
+    changes a bit, against the traced step with everything kept. Neither model is changed.
+
+    Not `aot_eager`: its partitioner recomputes from buffers that forward has overwritten, and halves gradients."""
     buffers = {n: b.detach().clone() for n, b in planned.named_buffers()}
     found = step_results(planned, args, **options)
     with torch.no_grad():
@@ -118,7 +128,7 @@ def differences(
     if not found.differences(eager):
         return []
     traced = copy.deepcopy(plain)
-    compiled = torch.compile(traced, backend="aot_eager", dynamic=False)
+    compiled = torch.compile(traced, backend=KEEP_ALL, dynamic=False)
     reference = step_results(compiled, args, module=traced, **options)
     return found.differences(reference)
 

@@ -19,7 +19,10 @@ from tests.training import QUICK, differences
 pytestmark = pytest.mark.usefixtures("estimated")
 FEW = settings(
     max_examples=8,
-    phases=(Phase.explicit, Phase.generate),  # shrinking would compile for minutes; a failing tuple is short
+    phases=(
+        Phase.explicit,
+        Phase.generate,
+    ),  # shrinking would compile for minutes; a failing tuple is short
     suppress_health_check=list(HealthCheck),
 )
 

@@ -64,7 +64,8 @@ RANDOM = {
 def test_random_numbers_are_the_same_again(layer: str):
     model, args = Dropouts(layer), (torch.randn(128, 8),)
     fitted, plan = planned(model, args, "45%")
-    assert again(plan, RANDOM[layer]), plan.recomputed
+    # What came out of rand is compared at once: the planner may keep that mask, a quarter of the numbers.
+    assert again(plan, RANDOM[layer]) or (layer == "rand" and plan.recomputed), plan.recomputed
     assert differences(model, fitted, args) == []
 
 
@@ -78,9 +79,6 @@ def twice_in_forward(plan: Plan, target: str, *more: str) -> Plan:
     return replace(plan, program=Program((tuple(steps), plan.program.steps[1])))
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the first run is dead code to fx, so later draws move: see backend.py"
-)
 def test_no_random_op_is_lost_when_all_readers_read_its_replay():
     """Found by the random modules. Forward replays each dropout: nobody reads the first one's output."""
     model, args = Dropouts(), (torch.randn(16, 8),)
@@ -102,9 +100,6 @@ def test_no_random_op_is_lost_when_all_readers_read_its_replay():
     assert differences(model, fitted, args) == []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the second run's throw-away statistics are written back: see lower.py, put"
-)
 def test_a_batch_norm_that_runs_twice_in_forward_updates_its_statistics_once():
     """Found by a second batch size."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
@@ -144,6 +139,37 @@ def test_a_buffer_mutated_after_it_was_read():
     fitted, plan = planned(model, args)
     assert again(plan, "tanh"), plan.recomputed
     assert differences(model, fitted, args) == []
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        for layer in self.layers:
+            x = torch.sigmoid(layer(x) / self.calls)
+        return x
+
+
+def test_a_buffer_mutated_before_it_is_read():
+    """PyTorch 2.13's own `aot_eager` computes the new value once more in backward, and is wrong by a factor."""
+    model, args = Counts(), (torch.randn(64, 32),)
+    fitted = copy.deepcopy(model)
+    lowtide.fit(fitted, args, budget="100%", **QUICK)
+    assert differences(model, fitted, args) == []
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="GraphError: the baselines compute from a buffer that forward has overwritten",
+)
+@pytest.mark.parametrize("solver", ["echo", "torch knapsack"])
+def test_baselines_do_not_read_a_buffer_after_it_was_mutated(solver: str):
+    plan = lowtide.fit(Counts(), (torch.randn(64, 32),), budget="100%", **QUICK)
+    lowtide.plan(plan, "100%", solver=solver)
 
 
 class GatedByCopy(nn.Module):

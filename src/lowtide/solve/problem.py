@@ -57,6 +57,8 @@ class Problem:
     """For each segment the storages the caller lets go of at its end."""
     arrives: Lists
     """For each segment the storages that come from outside at its start."""
+    finished: Flags
+    """Storages that the caller gets."""
     gaps: Gaps
 
     @property
@@ -130,6 +132,7 @@ def make_problem(graph: Graph) -> Problem:
                 for segment in range(len(graph.segments))
             ]
         ),
+        finished=np.isin(np.arange(len(storages)), [s for row in reads[len(ops) :] for s in row]),
         gaps=find_gaps(Layout(graph, folded, number, order, segment, reads, makes, makers, again)),
     )
 

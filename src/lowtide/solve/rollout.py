@@ -44,6 +44,8 @@ class Arrays(NamedTuple):
     let_go: _Array
     arrives0: _Array
     arrives: _Array
+    finished: _Array
+    """Storages the caller gets: once made for the end they stay."""
     touches0: _Array
     touches: _Array
     next_gap: _Array
@@ -59,7 +61,7 @@ def arrays(problem: Problem) -> Arrays:
         again=p.again, order=p.order, segment=p.segment,
         let_go0=p.let_go.start, let_go=p.let_go.items,
         arrives0=p.arrives.start, arrives=p.arrives.items,
-        touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
+        finished=p.finished, touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
     )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
         for j in range(count):
             for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
                 s = a.makes[i]
-                if gap_now[s] >= 0 and state[gap_now[s]] == DISCARD:
+                if gap_now[s] >= 0 and state[gap_now[s]] == DISCARD and not a.finished[s]:
                     alive[s] = False
     return n
 
