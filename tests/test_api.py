@@ -100,10 +100,6 @@ class TestLeavesNoTrace:
         assert_unchanged(before, state(model))
         assert model._compiled_call_impl is not None
 
-    @pytest.mark.xfail(
-        strict=True,
-        reason="rich draws a random number when it is first imported, by report/progress.py",
-    )
     def test_on_import(self):
         code = "import random; random.seed(3); a = random.getstate(); import lowtide.execute.fitting; assert a == random.getstate()"
         assert (
@@ -145,7 +141,6 @@ class TestLeavesNoTrace:
         assert_unchanged(before, after)
         assert after["call"] is None
 
-    @pytest.mark.xfail(strict=True, reason="fitting.py: the batch is neither put back nor let go")
     def test_the_batch(self):
         class Normalises(nn.Module):
             def __init__(self) -> None:
@@ -161,14 +156,13 @@ class TestLeavesNoTrace:
         lowtide.fit(Normalises(), (x,), budget="100%", **QUICK)
         assert torch.equal(x, before)
 
-    @pytest.mark.xfail(strict=True, reason="fitting.py: the batch is neither put back nor let go")
     def test_the_gradient_of_the_batch(self):
         x = torch.randn(16, 8, requires_grad=True)
         model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
         lowtide.fit(model, (x,), budget="1MiB", seconds=0.2, verify=True)
         assert x.grad is None
 
-    @pytest.mark.xfail(strict=True, reason="fitting.py: the batch is neither put back nor let go")
+    @pytest.mark.xfail(strict=True, reason="the session keeps the batch it was fitted with")
     def test_the_batch_is_not_held(self):
         """A fitted module that kept its first batch alive would weigh one batch more than planned."""
         import gc

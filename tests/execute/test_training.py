@@ -634,7 +634,9 @@ def test_dynamic_shapes_through_torch_compile():
     pytest.importorskip("lowtide.integrations.dynamo")
     plain = Perceptron()
     traced = copy.deepcopy(plain)
-    compiled = torch.compile(traced, backend="lowtide", dynamic=True, options={"budget": "80%"})
+    compiled = torch.compile(
+        traced, backend="lowtide", dynamic=True, options={"budget": "80%", "seconds": 0.3}
+    )
     for count in (48, 32, 64):
         args = vectors(count)
         found = step_results(compiled, args, module=traced)

@@ -53,7 +53,6 @@ def test_the_same_file_every_time(plan: Plan, tmp_path: Path):
     assert plan.save(tmp_path / "a").read_bytes() == plan.save(tmp_path / "b").read_bytes()
 
 
-@pytest.mark.xfail(strict=True, reason="design.md section 5 wants the graph's hash in every file")
 def test_the_file_says_the_graphs_hash(plan: Plan, tmp_path: Path):
     assert graph_hash(plan.graph) in plan.save(tmp_path / "net.plan.json").read_text()
 
