@@ -119,6 +119,12 @@ def make_options(
         raise OptionError(
             f"no executor called {executor!r}{did_you_mean(executor, list(EXECUTORS))} Known: {', '.join(EXECUTORS)}"
         )
+    from lowtide.solve.planner import SOLVERS
+
+    if not isinstance(solver, str) or solver not in SOLVERS:
+        raise OptionError(
+            f"no solver called {solver!r}{did_you_mean(str(solver), list(SOLVERS))} Known: {', '.join(SOLVERS)}"
+        )
     known = [str(e) for e in Exactness if e is not Exactness.EXACT]
     words = (allow,) if isinstance(allow, str) else tuple(allow)
     for word in words:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -248,22 +249,19 @@ def _from_the_compiler(error: BaseException) -> bool:
 
 def _capture_words(error: BaseException) -> str:
     inner = getattr(error, "inner_exception", error)
-    first = str(inner).strip().splitlines()[0] if str(inner).strip() else type(inner).__name__
-    place = _user_line(error)
-    return f"the training step could not be captured{place}: {type(inner).__name__}: {first}"
+    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
+    what = lines[0] if lines else "no reason given"
+    explained = next((x for x in lines if x.startswith("Explanation:")), "")
+    more = f". {explained.removeprefix('Explanation:').strip()}" if explained else ""
+    return f"the training step could not be captured{_user_line(error)}: {type(inner).__name__}: {what}{more}"
 
 
 def _user_line(error: BaseException) -> str:
-    """The user's line from Dynamo's own stack, or the innermost line outside PyTorch and Lowtide."""
-    stack = getattr(error, "real_stack", None)
-    if stack:
-        frame = stack[-1]
-        return f" at {frame.filename}:{frame.lineno} ({frame.line})"
-    trace = error.__traceback__
-    found = ""
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        if "/torch/" not in name and "/lowtide/" not in name and not name.startswith("<"):
-            found = f" at {name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return found
+    """The innermost line outside PyTorch and Lowtide, from Dynamo's own stack or the exception's."""
+    frames = [(f.filename, f.lineno, f.line) for f in getattr(error, "real_stack", None) or ()]
+    if not frames:
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [(f.filename, f.lineno, f.line) for f in trace]
+    ours = [f for f in frames if "/torch/" not in f[0] and "/lowtide/" not in f[0]]
+    ours = [f for f in ours if not f[0].startswith("<")]
+    return f" at {ours[-1][0]}:{ours[-1][1]} ({ours[-1][2]})" if ours else ""

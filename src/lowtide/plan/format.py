@@ -126,6 +126,8 @@ def _read(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileFormatError(f"no file {path}") from None
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, ValueError) as error:
         raise FileFormatError(f"{path} is not a Lowtide file: {error}") from None
     if not isinstance(content, dict) or "lowtide" not in content:

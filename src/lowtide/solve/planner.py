@@ -7,11 +7,12 @@ them alike: no solver's own claim is believed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lowtide.errors import OptionError, did_you_mean
+from lowtide.errors import GraphError, OptionError, did_you_mean
 from lowtide.ir.check import check_program
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program
@@ -23,6 +24,8 @@ from lowtide.solve.result import Result, Status
 from lowtide.solve.search import Answers, Search
 
 __all__ = ["SOLVERS", "Progress", "solve"]
+
+log = logging.getLogger("lowtide.solve")
 
 _CLOSE = 1e-3
 """A plan this close to the bound is not worth more searching: stop early."""
@@ -154,7 +157,11 @@ class _Planning:
         for name, baseline in BASELINES.items():
             if time.perf_counter() > self.clock(0.3):
                 break
-            timeline = simulate(self.graph, baseline(self.graph, self.budget))
+            try:
+                timeline = _checked(self.graph, baseline(self.graph, self.budget))
+            except GraphError as error:  # it has no answer for this graph
+                log.debug("the baseline %s gave up: %s", name, error)
+                continue
             if timeline.peak <= self.budget and (
                 best is None or timeline.seconds < best[1].seconds
             ):
