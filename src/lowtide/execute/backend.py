@@ -99,9 +99,11 @@ def _has_backward(joint: fx.GraphModule, num_forward_outputs: int) -> bool:
 
 
 def _is_region(joint: fx.GraphModule) -> bool:
-    """The graph of a nested_compile_region inside a step's graph, where it is one op that runs once: left as PyTorch splits it."""
-    calls = [n for n in joint.graph.nodes if n.op == "call_function"]
-    return bool(calls) and all(n.meta.get("partitioner_tag") == "is_backward" for n in calls)
+    """The graph of a nested_compile_region inside a step's graph, where it is one op that runs once: left as PyTorch splits it.
+    It is traced while the step's backward is, so even its primals are tagged as backward."""
+    given = joint.graph.find_nodes(op="placeholder")
+    primals = [n for n in given if not meaning.is_tangent(n)]
+    return any(n.meta.get("partitioner_tag") == "is_backward" for n in primals)
 
 
 def _run(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

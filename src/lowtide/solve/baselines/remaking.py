@@ -179,8 +179,8 @@ class _Settling:
     def is_there(self, storage: str) -> bool:
         """Whatever a plan keeps: from outside, in the caller's hands, or kept because it cannot be remade."""
         outside = self.facts.outside.get(storage)
-        if outside is not None and outside.since <= self.segment <= outside.until:
-            return True
+        if outside is not None:
+            return outside.since <= self.segment <= outside.until
         held = self.facts.held.get(storage, ())
         if any(r.segment < self.segment <= r.until for r in held):
             return True
