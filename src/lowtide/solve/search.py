@@ -257,6 +257,8 @@ class Search:
         round_ = 0
         began = improved = time.perf_counter()
         try:
+            if report is not None:
+                report(start)
             while (now := time.perf_counter()) < until and not self.interrupted:
                 if goal == FASTEST and record[0] <= enough:
                     break
