@@ -216,7 +216,7 @@ def make_session(
         CostStore(settings().cost_dir, key),
         {"costs": key, "python": platform.python_version()},
         held=held,
-        free_bytes=lambda: sum(held().values()) + int(available_bytes(device) * (1 - _RESERVE)),
+        free_bytes=lambda: int(available_bytes(device) * (1 - _RESERVE)),
     )
 
 

@@ -73,7 +73,7 @@ class Session:
     held: Callable[[], Mapping[str, int]] = dict
     """Bytes by kind that exist during the whole step, in the graph or not."""
     free_bytes: Callable[[], int] | None = None
-    """What budget "device" means, in bytes."""
+    """Bytes that may be used besides what is held: budget "device" is both together."""
     saved: Plan | None = None
     """A plan to run instead of planning."""
     trusted: bool = False
@@ -215,7 +215,7 @@ class Session:
             return budget.bytes
         if budget.device:
             assert self.free_bytes is not None
-            return self.free_bytes()
+            return sum(self.held().values()) + self.free_bytes()
         return int(unplanned_peak * (budget.fraction or 1.0))
 
     # What else exists.
