@@ -120,7 +120,7 @@ class _Converter:
             )
         )
         segment = BACKWARD if node in self.backward else FORWARD
-        if meaning.is_random(node):
+        if meaning.is_random(node) and not meaning.has_own_generator(node):
             self.note_generator(node, segment)
         outputs = tuple(self.outputs(node, segment))
         effect = meaning.has_effect(node)

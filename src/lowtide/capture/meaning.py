@@ -183,6 +183,7 @@ def is_random(node: fx.Node) -> bool:
 
 
 def has_own_generator(node: fx.Node) -> bool:
+    """Draws from a generator of the user's: its state is not the one a replay would set."""
     return any(
         isinstance(a, torch.Generator) for a in pytree.arg_tree_leaves(*node.args, **node.kwargs)
     )

@@ -1,17 +1,16 @@
 """Which storages does each op read and make, once views are folded away?
 
 Memory is held by storages, so simulator and planners see the graph with views folded into their storages: an op that reads
-a view reads the storage below it. The way back is `view_chain`: the view ops that turn a storage into the value an op reads.
+a view reads the storage below it. The way back is the executor's: it takes a view again where it is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph, Op
 
-__all__ = ["Folded", "fold", "view_chain"]
+__all__ = ["Folded", "fold"]
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,3 @@ def _fold(graph: Graph) -> Folded:
         owned=frozenset(graph.storage(o.value) for o in graph.outside if o.owned),
         arrives={graph.storage(o.value): o.since for o in graph.outside if not o.owned},
     )
-
-
-def view_chain(graph: Graph, value: str, there: Callable[[str], bool]) -> list[Op]:
-    """The view ops to run, in order, so that `value` exists. `there(v)` tells which values already do."""
-    chain: list[Op] = []
-    pending = [value]
-    seen: set[str] = set()
-    while pending:
-        name = pending.pop()
-        if name in seen or there(name) or not graph.value[name].is_view:
-            continue
-        seen.add(name)
-        op = next(o for o in graph.makers[name] if graph.is_view(o))
-        chain.append(op)
-        pending.extend(op.inputs)
-    return list(dict.fromkeys(reversed(chain)))
