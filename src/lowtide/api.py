@@ -72,7 +72,9 @@ def plan(
     graph = source.graph if isinstance(source, Plan) else source
     if rules is not None or not any(o.rule for o in graph.ops):
         chosen = DEFAULT_RULES if rules is None else rules
-        graph = add_makers(graph.with_ops(graph.captured), chosen, allow)
+        # What a probed rule's ops cost, and whether they may be used, only the device can tell.
+        known = [rule for rule in chosen if not rule.probed]
+        graph = add_makers(graph.as_captured(), known, allow)
     before = simulate(graph, unplanned(graph)).peak
     limit = _bytes(parse_budget(budget), before)
     result = solve(graph, limit, solver=solver, seconds=seconds)

@@ -53,6 +53,8 @@ class Cost:
     workspace: int
     """Most bytes allocated while it runs, besides its inputs and its outputs."""
     how: How = "measured"
+    same_bits: bool = True
+    """Of an entry that compares two calls: are they equal to the bit?"""
 
 
 class CostStore:
@@ -176,14 +178,16 @@ def _decode(line: bytes) -> dict[str, object] | None:
 
 def _entry(signature: str, cost: Cost) -> dict[str, object]:
     numbers = {"seconds": float(cost.seconds), "workspace": int(cost.workspace)}
-    return {"signature": signature, **numbers, "how": cost.how}
+    bits = {} if cost.same_bits else {"same_bits": False}
+    return {"signature": signature, **numbers, "how": cost.how, **bits}
 
 
 def _cost(entry: dict[str, object]) -> Cost | None:
     """None for an entry of another version of Lowtide that means something else."""
     match entry:
         case {"signature": str(), "seconds": float(s), "workspace": int(w), "how": "measured"}:
-            return Cost(s, w) if math.isfinite(s) and s >= 0 and w >= 0 else None
+            same = entry.get("same_bits", True) is True
+            return Cost(s, w, same_bits=same) if math.isfinite(s) and s >= 0 and w >= 0 else None
     return None
 
 

@@ -126,22 +126,29 @@ class _Lowering:
             )
             return
         form = form_of(self.captured, op)
+        assert form is not None, f"{op.name} was planned, but has no form"
+        if op.name in self.ran:
+            form = again.again(node, form)
+        elif meaning.is_random(node) and op.rule != "replay":
+            form = Form(again.draw, (form.target, *form.args), form.kwargs)
+        args, kwargs = form.arguments(self.resolve, lambda copy: self.now[copy.name])
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])
-            call = self.call(
-                again.replay, (*noted, *self.mapped(form.args)), self.mapped(form.kwargs), node.meta
-            )
-        else:
-            if op.name in self.ran:
-                form = again.again(node, form)
-            elif meaning.is_random(node):
-                form = Form(again.draw, (form.target, *form.args), form.kwargs)
-            call = self.call(
-                form.target, self.mapped(form.args), self.mapped(form.kwargs), node.meta
-            )
+            form, args = Form(again.replay, (), {}), (*noted, *args)
+        call = self.call(form.target, args, kwargs, self.meta(op, node))
         skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
         self.put(op, call, skipped)
         self.ran.add(op.name)
+
+    def meta(self, op: Op, node: fx.Node) -> dict[str, Any]:
+        """The captured call's, but for a copy its original's in the copy's layout."""
+        if op.target != "lowtide.copy":
+            return node.meta
+        form = form_of(self.captured, op)
+        assert form is not None
+        original = form.args[0].meta
+        with original["val"].fake_mode:
+            return {**original, "val": form.target(original["val"], **form.kwargs)}
 
     def put(self, op: Op, call: fx.Node, skipped: frozenset[int] = frozenset()) -> None:
         """Note the op's outputs as the newest copies. The caller gets the first copy of what it gets; `skipped` are

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from lowtide.capture.convert import convert
+from lowtide.capture.convert import Captured, convert
 from lowtide.capture.prepare import prepare
 from lowtide.cost.store import CostStore
+from lowtide.errors import PlanMismatchError
 from lowtide.execute.lower import lower
 from lowtide.execute.pieces import graph_number, part, runs_of, tie
 from lowtide.execute.survey import Piece, Survey, piece_of
@@ -29,7 +30,7 @@ from lowtide.ir.check import check_graph
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program, unplanned
-from lowtide.measure.price import price
+from lowtide.measure.price import other_bits, price
 from lowtide.plan.infeasible import budget_error
 from lowtide.plan.match import check_match
 from lowtide.plan.plan import Plan, plan_of
@@ -110,11 +111,12 @@ class Session:
         check_graph(captured.graph)
         rules = DEFAULT_RULES if self.options.rules is None else self.options.rules
         graph = add_makers(captured.graph, rules, self.options.allow, settings().fuel)
-        found = self.look_up(graph)
+        probed = {rule.name for rule in rules if rule.probed}
+        found = self.look_up(captured)
         if found is not None:
-            program, handed = found
+            graph, program, handed = found
         else:
-            graph = price(captured, graph, self.store, self.measuring)
+            graph = price(captured, graph, self.store, self.measuring, probed)
             program, handed = self.plan_graph(graph, broken), frozenset()
         kept = _kept_bytes(graph, program)
         piece = piece_of(captured, graph, len(self.pieces), num_forward_outputs, broken, kept)
@@ -124,21 +126,36 @@ class Session:
 
     # Looked up.
 
-    def look_up(self, graph: Graph) -> tuple[Program, frozenset[str]] | None:
+    def look_up(self, captured: Captured) -> tuple[Graph, Program, frozenset[str]] | None:
+        """The saved plan's graph and program for what was captured."""
         if self.saved is None:
             return None
+        graph = captured.graph
         number = len(self.pieces)
         whole = self.saved.graph
         runs = sorted(range(runs_of(whole)), key=lambda r: graph_number(whole, r) != number)
         wanted = graph_hash(graph)
         parts = [part(whole, self.saved.program, run) for run in runs]
         for one in parts:
-            if graph_hash(one.graph) == wanted:
-                return one.program, one.handed
+            if graph_hash(one.graph.as_captured()) == wanted:
+                self.check_bits(captured, one.graph, one.program)
+                return one.graph, one.program, one.handed
         if not self.trusted:
-            check_match(parts[0].graph, graph)
+            check_match(parts[0].graph.as_captured(), graph)
         log.info("a graph that was not planned for is planned by itself: another shape or branch")
         return None
+
+    def check_bits(self, captured: Captured, graph: Graph, program: Program) -> None:
+        """A plan made elsewhere may rely on kernels that give other bits here."""
+        rules = (*DEFAULT_RULES, *(self.options.rules or ()))
+        probed = {rule.name for rule in rules if rule.probed}
+        used = [graph.op[name] for name in program.counts]
+        for name in sorted(other_bits(captured, graph, used, self.store, probed)):
+            raise PlanMismatchError(
+                f"the plan runs {graph.op[name].of} of layer {graph.op[name].layer} as {graph.op[name].rule}, "
+                "which gives other bits on this device than the model's own op\n"
+                "     try   lowtide.fit(model, args, budget=...) to plan for this device"
+            )
 
     # Surveyed, or by itself.
 

@@ -12,7 +12,7 @@ it weighs nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -165,6 +165,25 @@ class Graph:
 
     def with_ops(self, ops: Iterable[Op]) -> Graph:
         return replace(self, ops=tuple(ops))
+
+    def without(self, names: Collection[str]) -> Graph:
+        """Without these ops of rules, and without what is good for nothing then."""
+        ops = [o for o in self.ops if o.name not in names]
+        captured = {o.value for o in self.outside} | {n for op in self.captured for n in op.outputs}
+        there = captured | {n for op in ops for n in op.outputs}
+        useful = captured | {n for op in ops for n in op.inputs}
+        idle = {
+            o.name
+            for o in ops
+            if o.rule and (useful.isdisjoint(o.outputs) or not there.issuperset(o.inputs))
+        }
+        values = tuple(v for v in self.values if v.name in there)
+        left = replace(self, ops=tuple(ops), values=values)
+        return left.without(idle) if idle else left
+
+    def as_captured(self) -> Graph:
+        """Without anything that rules added."""
+        return self.without({o.name for o in self.ops if o.rule})
 
 
 def home_segment(graph: Graph, op: Op, segment: int) -> bool:

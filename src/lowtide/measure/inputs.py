@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 
 from lowtide.measure.signature import concrete
 
-__all__ = ["Fill", "empty", "normal", "probabilities", "real_inputs", "tensors_in"]
+__all__ = ["Fill", "empty", "normal", "probabilities", "real_inputs", "real_tensor", "tensors_in"]
 
 Fill = Callable[[torch.Tensor, torch.Tensor], None]
 """Puts values into a new flat tensor, given the tensor it stands for."""
@@ -39,7 +39,7 @@ def real_inputs(
         if not isinstance(leaf, torch.Tensor):
             return concrete(leaf)
         if id(leaf) not in made:  # mul(x, x) reads one tensor
-            made[id(leaf)] = _build(leaf, fill)
+            made[id(leaf)] = real_tensor(leaf, fill)
         return made[id(leaf)]
 
     return pytree.tree_map(build, tuple(args)), pytree.tree_map(build, dict(kwargs))
@@ -49,7 +49,7 @@ def tensors_in(*things: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(things) if isinstance(leaf, torch.Tensor)]
 
 
-def _build(like: torch.Tensor, fill: Fill) -> torch.Tensor:
+def real_tensor(like: torch.Tensor, fill: Fill) -> torch.Tensor:
     if like.layout is torch._mkldnn:
         dense = torch.empty([concrete(s) for s in like.shape], dtype=like.dtype)
         fill(dense.view(-1), dense)

@@ -1,24 +1,30 @@
-"""What do the ops of a captured graph cost? Fills seconds and workspaces in, measuring what the store does not know."""
+"""What do the ops of a captured graph cost? Fills seconds and workspaces in, measuring what the store does not know.
+
+And which of the rules' ops may be used here? A form that the call does not have, or that gives other bits on this device than
+the captured op, is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any
 
-from torch import fx
+import torch
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import Form, form_of
+from lowtide.capture.forms import Copied, Form, form_of, without_formless
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
+from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
 
-__all__ = ["price"]
+__all__ = ["other_bits", "price"]
 
 _STATE_SECONDS = 5e-6
 """Reading or setting a generator's state: a few kilobytes copied."""
+_ALIKE = 1.1
+"""Two measurements of one kernel differ by so much."""
 
 
 def price(
@@ -26,12 +32,50 @@ def price(
     graph: Graph,
     store: CostStore,
     progress: Callable[[int, int, int], None] | None = None,
+    probed: Collection[str] = (),
 ) -> Graph:
-    """The graph with costs. `graph` is the captured one, possibly with more makers."""
-    calls = {o.name: _call(form_of(captured, o)) for o in graph.ops if _is_call(graph, o)}
+    """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
+    compared with the captured ones."""
+    graph = without_formless(captured, graph)
+    calls = {o.name: _call(_form(captured, o)) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
+    graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
     priced = graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
+    priced = priced.without(_outdone(priced))
     return priced.with_ops(_not_cheaper_in_parts(priced))
+
+
+def other_bits(
+    captured: Captured, graph: Graph, ops: Iterable[Op], store: CostStore, probed: Collection[str]
+) -> set[str]:
+    """Those of the ops, if they are of these rules, that do not give the captured op's bits on this device."""
+    found: set[str] = set()
+    for op in ops:
+        if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
+            plain, form = _form(captured, graph.op[op.of]), form_of(captured, op)
+            wanted = [captured.elements[name] for name in op.outputs]
+            if form is None or not same_bits(plain, form, wanted, _call, store):
+                found.add(op.name)
+    return found
+
+
+def _outdone(graph: Graph) -> set[str]:
+    """Ops of rules beside which there is another that makes the same from less, in no more time or memory."""
+    gone: set[str] = set()
+    forms: dict[tuple[str, ...], list[Op]] = {}
+    for op in graph.ops:
+        if op.rule:
+            forms.setdefault(op.outputs, []).append(op)
+    for found in forms.values():
+        for one in found:
+            gone.update(
+                other.name
+                for other in found
+                if set(one.inputs) < set(other.inputs)
+                and one.workspace <= other.workspace
+                and one.seconds <= other.seconds * _ALIKE
+            )
+    return gone
 
 
 def _not_cheaper_in_parts(graph: Graph) -> Iterable[Op]:
@@ -54,12 +98,21 @@ def _is_call(graph: Graph, op: Op) -> bool:
     return not graph.is_view(op) and op.target != "lowtide.generator_state"
 
 
-def _call(form: Form) -> Call:
-    def value(leaf: fx.Node) -> Any:
-        return leaf.meta.get("val")
+def _form(captured: Captured, op: Op) -> Form:
+    form = form_of(captured, op)
+    assert form is not None, f"{op.name} has no form, and was to be left out"
+    return form
 
-    args, kwargs = fx.map_arg(form.args, value), fx.map_arg(form.kwargs, value)
+
+def _call(form: Form) -> Call:
+    args, kwargs = form.arguments(lambda node: node.meta.get("val"), _fake)
     return Call(signature(form.target, args, kwargs), form.target, args, kwargs)
+
+
+def _fake(copy: Copied) -> torch.Tensor:
+    tensor = copy.node.meta["val"]
+    with tensor.fake_mode:
+        return torch.empty_like(tensor, memory_format=copy.memory_format)
 
 
 def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:

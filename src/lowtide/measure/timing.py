@@ -45,7 +45,7 @@ from lowtide.measure.inputs import Fill, empty, normal, probabilities, real_inpu
 from lowtide.measure.peak import available_bytes, record
 from lowtide.measure.signature import concrete, dtype_name
 
-__all__ = ["Call", "Progress", "environment", "measure_calls"]
+__all__ = ["Call", "Progress", "environment", "measure_calls", "undisturbing"]
 
 logger = logging.getLogger("lowtide.measure")
 
@@ -86,7 +86,7 @@ def measure_calls(
     say = progress or (lambda done, total, cached: None)
     say(len(known), len(distinct), len(known))
     if todo:
-        with _undisturbing(_device(todo)):
+        with undisturbing(_device(todo)):
             costs = _measure(todo, store, lambda n: say(len(known) + n, len(distinct), len(known)))
         known |= costs
     return known
@@ -268,7 +268,7 @@ def _specs(tensors: Sequence[torch.Tensor]) -> list[Spec]:
 
 
 @contextmanager
-def _undisturbing(device: torch.device) -> Iterator[None]:
+def undisturbing(device: torch.device) -> Iterator[None]:
     """Real tensors, no gradients, no autocast, no garbage collection; random generators as before at the end."""
     collecting = gc.isenabled()
     gc.collect()

@@ -6,6 +6,7 @@ report shows is here or follows from the simulator. It prints itself; `plan/form
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -94,12 +95,14 @@ class Plan:
 
     @cached_property
     def recomputed(self) -> Mapping[str, int]:
-        """Ops that run more than once, and how often."""
-        counts = self.timeline.program.counts
-        again: dict[str, int] = {}
-        for name, count in counts.items():
-            source = self.graph.op[name].of or name
-            again[source] = again.get(source, 0) + count
+        """Captured ops whose outputs are made more than once, by whichever op, and how often."""
+        made = Counter(
+            output
+            for name, count in self.timeline.program.counts.items()
+            for output in self.graph.op[name].outputs
+            for _ in range(count)
+        )
+        again = {o.name: max((made[n] for n in o.outputs), default=0) for o in self.graph.captured}
         return {name: count for name, count in again.items() if count > 1}
 
     def save(self, path: str | Path) -> Path:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from lowtide.rules.base import Exactness, Rule, add_makers
+from lowtide.rules.base import Exactness, Proposal, Rule, add_makers
+from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
 from lowtide.rules.replay import Replay
-from lowtide.rules.split import SplitBackward
 
-__all__ = ["DEFAULT_RULES", "Exactness", "Rule", "add_makers"]
+__all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
+    ChannelsLast(),
     SplitBackward(),
+    Transposed(),
 )

@@ -2,19 +2,20 @@
 
 To add one: write a frozen dataclass with `name`, `reason`, `exactness` and `propose`, and put it into `DEFAULT_RULES`
 (`rules/__init__.py`) or pass it with `rules=`. Each proposed op names the captured op it is another form of (`of`) and the rule
-(`rule`); `execute/lower.py` must know how to run an op of that rule.
+(`rule`); `capture/forms.py` must know how to call an op of that rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Protocol
 
-from lowtide.ir.graph import Graph, Op
+from lowtide.ir.graph import Graph, Op, Value
 
-__all__ = ["Exactness", "Rule", "add_makers"]
+__all__ = ["Exactness", "Proposal", "Rule", "add_makers"]
 
 
 class Exactness(StrEnum):
@@ -28,6 +29,14 @@ class Exactness(StrEnum):
     """The same bits, through other memory."""
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """One more way to make something: ops, and the values that nobody but they make (another layout, an encoding)."""
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...] = ()
+
+
 class Rule(Protocol):
     @property
     def name(self) -> str: ...
@@ -39,7 +48,12 @@ class Rule(Protocol):
     @property
     def exactness(self) -> Exactness: ...
 
-    def propose(self, graph: Graph) -> Iterable[Op]:
+    @property
+    def probed(self) -> bool:
+        """Other kernels than the captured ones: exact only on devices where both give the same bits. That is looked up or tried
+        when the ops are priced, and what fails is not offered to the planner."""
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
         """More makers for values of the graph."""
 
 
@@ -50,7 +64,11 @@ def add_makers(
     only the first so many proposals: to find a wrong one by halving."""
     allowed = {Exactness.EXACT, *map(Exactness, allow)}
     proposed: dict[str, list[Op]] = {}
-    offered = (op for rule in rules if rule.exactness in allowed for op in rule.propose(graph))
-    for op in islice(offered, fuel):
-        proposed.setdefault(op.of, []).append(op)
-    return graph.with_ops(o for op in graph.ops for o in (op, *proposed.get(op.name, ())))
+    values = list(graph.values)
+    offered = (p for rule in rules if rule.exactness in allowed for p in rule.propose(graph))
+    for proposal in islice(offered, fuel):
+        values += proposal.values
+        for op in proposal.ops:
+            proposed.setdefault(op.of, []).append(op)
+    ops = (o for op in graph.ops for o in (op, *proposed.get(op.name, ())))
+    return replace(graph, ops=tuple(ops), values=tuple(values))

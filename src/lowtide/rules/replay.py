@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from lowtide.ir.graph import Graph, Op
-from lowtide.rules.base import Exactness
+from lowtide.ir.graph import Graph
+from lowtide.rules.base import Exactness, Proposal
 
 __all__ = ["Replay"]
 
@@ -16,12 +16,13 @@ class Replay:
     name: str = "replay"
     reason: str = "draws the same random numbers again from the noted generator state"
     exactness: Exactness = Exactness.EXACT
+    probed: bool = False
 
-    def propose(self, graph: Graph) -> Iterable[Op]:
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in graph.captured:
             state = f"{op.name}.generator"
             if state in graph.value:
-                yield replace(
+                again = replace(
                     op,
                     name=f"{op.name}.replay",
                     target="lowtide.replay",
@@ -31,3 +32,4 @@ class Replay:
                     rule=self.name,
                     of=op.name,
                 )
+                yield Proposal((again,))

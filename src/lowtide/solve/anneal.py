@@ -39,7 +39,7 @@ class Moves(NamedTuple):
     """For each gap the next one of the same shape, in a ring."""
     shape: NDArray[Any]
     options: NDArray[Any]
-    """Storages with several makers."""
+    """Places in `choice` with several options: makers of a storage, ways to run an op."""
     delays0: NDArray[Any]
     delays: NDArray[Any]
     delayable: NDArray[Any]

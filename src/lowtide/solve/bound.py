@@ -6,7 +6,7 @@ at least the seconds of its cheapest maker. What fits beside b's own inputs, out
 fractional relaxation is a lower bound on the extra seconds, and the best bound over all b counts.
 
 Each captured op must run at least once (something needs it, else it would not be there), hence the base: their seconds, each
-at its cheapest form.
+in its fastest way. Where b can run in several ways, it is the leanest op among them that everything else must fit beside.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOMENTS = 200
 
 def lower_bound(problem: Problem, limit: int, base: float) -> float:
     """`base`: seconds of the captured ops that something needs."""
-    base -= _saved_by_narrower_forms(problem)
+    base -= _saved_by_faster_ways(problem)
     last = int(problem.segment.max()) if len(problem.segment) else 0
     backward = np.flatnonzero(problem.segment == last)
     if last == 0 or not len(backward):
@@ -38,13 +38,13 @@ def lower_bound(problem: Problem, limit: int, base: float) -> float:
     return base + extra
 
 
-def _saved_by_narrower_forms(problem: Problem) -> float:
-    """Seconds that are saved if every op with narrower forms runs as these, where together they are faster."""
+def _saved_by_faster_ways(problem: Problem) -> float:
     saved = 0.0
     for op in problem.order.tolist():
-        forms = problem.narrower[op]
-        if len(forms):
-            saved += max(0.0, float(problem.seconds[op] - problem.seconds[forms].sum()))
+        ways = problem.ways[op]
+        if len(ways) > 1:
+            fastest = min(float(problem.seconds[problem.parts[w]].sum()) for w in ways.tolist())
+            saved += max(0.0, float(problem.seconds[op]) - fastest)
     return saved
 
 
@@ -79,8 +79,7 @@ class _Items:
         needed = self.read & ~self.tainted
         needed[problem.reads[op]] = False
         needed[problem.makes[op]] = False
-        own = np.unique(np.concatenate([problem.reads[op], problem.makes[op]]))
-        free = room - int(problem.bytes[own].sum()) - int(problem.workspace[op])
+        free = room - self.least_beside(op)
         wanted = np.flatnonzero(needed & self.made_before & (problem.bytes > 0))
         excess = int(problem.bytes[wanted].sum()) - free
         if excess <= 0:
@@ -95,6 +94,16 @@ class _Items:
             return float(cost.sum())
         before = float(freed[full - 1]) if full else 0.0
         return float(cost[:full].sum() + cost[full] * (excess - before) / size[full])
+
+    def least_beside(self, op: int) -> int:
+        """The fewest bytes in use while anything runs that makes some of this op's outputs."""
+        problem = self.problem
+        found = []
+        for way in problem.ways[op].tolist():
+            for part in problem.parts[way].tolist():
+                own = np.unique(np.concatenate([problem.reads[part], problem.makes[part]]))
+                found.append(int(problem.bytes[own].sum()) + int(problem.workspace[part]))
+        return min(found)
 
 
 @compiled

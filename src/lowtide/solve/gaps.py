@@ -175,13 +175,13 @@ def _open_delay(
     able = [
         m
         for m in layout.makers[gradient]
-        if layout.again[m, segment] and required.issuperset(layout.makes[m])
+        if layout.again[m, segment]
+        and required.issuperset(layout.makes[m])
+        and all(s in latest for s in layout.reads[m])
     ]
     if not able:
         return
     makings = layout.reads[min(able, key=lambda m: len(layout.makes[m]))]
-    if not all(s in latest for s in makings):
-        return
     is_open[wait] = True
     delays[wait] = [latest[s] for s in makings if layout.makers[s]]
     is_open[delays[wait]] = True

@@ -8,7 +8,10 @@ such early copies too. A storage's last gap has no reader at its end; holding it
 
 That is all: recomputation just in time, repeated recomputation, late making (an op whose outputs are dropped before
 anybody reads them does not run at all) and delayed gradients are answers to these questions. And one thing needs no
-question: an op of which only some outputs are read gives way to its cheapest **narrower** form that makes those. `Problem`
+question: an op of which only some outputs are read gives way to its cheapest **narrower** form that makes those.
+
+Besides the gaps there are choices: for a storage with several makers, which of them makes it again; and for a captured op that
+rules have other forms of, by which of these **ways** it runs in its place. `Problem`
 lists it all, with views folded away, for `solve/rollout.py` to run and `solve/search.py` to decide.
 """
 
@@ -47,6 +50,10 @@ class Problem:
     """For each storage the ops that may make it again, those that make least besides it first."""
     narrower: Lists
     """For each op the ops of rules that make some of its outputs from the same inputs."""
+    ways: Lists
+    """For each op the ways to run it where it was captured: numbers of rows of `parts`, itself first ..."""
+    parts: Lists
+    """... and for each way the ops that make, together, what the captured op makes."""
     again: Flags
     """[op, segment]: may this op run there once more?"""
     order: Ints
@@ -109,6 +116,7 @@ def make_problem(graph: Graph) -> Problem:
         order += here
         segment += [which] * len(here)
     nothing = np.zeros(len(returns))
+    ways, parts = _ways(ops, op_number, makes, again)
     return Problem(
         graph=graph,
         op_names=tuple(o.name for o in ops),
@@ -122,6 +130,8 @@ def make_problem(graph: Graph) -> Problem:
         makes=pack(makes),
         makers=pack(makers),
         narrower=pack(_narrower(ops, op_number, reads, makes)),
+        ways=ways,
+        parts=parts,
         again=again,
         order=np.array(order, np.int64),
         segment=np.array(segment, np.int64),
@@ -176,6 +186,39 @@ def _narrower(
             wide, narrow = op_number[op.of], op_number[op.name]
             if set(makes[narrow]) < set(makes[wide]) and set(reads[narrow]) <= set(reads[wide]):
                 found[wide].append(narrow)
+    return found
+
+
+def _ways(
+    ops: tuple[Op, ...], op_number: dict[str, int], makes: list[list[int]], again: Flags
+) -> tuple[Lists, Lists]:
+    """Each captured op as itself, and as every set of rules' ops that make its outputs between them, each once."""
+    forms: dict[int, list[int]] = {}
+    for op in ops:
+        captured, form = op_number.get(op.of, -1), op_number[op.name]
+        if captured < 0 or not again[captured].any() or not again[form, op.segment]:
+            continue
+        if makes[form] and set(makes[form]) <= set(makes[captured]):
+            forms.setdefault(captured, []).append(form)
+    ways: list[list[int]] = []
+    parts: list[list[int]] = []
+    for i in range(len(makes)):
+        found = [[i], *(_covers(set(makes[i]), forms[i], makes) if i in forms else ())]
+        ways.append([*range(len(parts), len(parts) + len(found))])
+        parts += found
+    return pack(ways), pack(parts)
+
+
+def _covers(wanted: set[int], forms: list[int], makes: list[list[int]]) -> list[list[int]]:
+    """Every set of forms that makes each wanted storage exactly once, in the forms' order."""
+    if not wanted or not forms:
+        return [] if wanted else [[]]
+    first, rest = forms[0], forms[1:]
+    found = _covers(wanted, rest, makes)
+    if wanted.issuperset(makes[first]):
+        found = [
+            [first, *others] for others in _covers(wanted - set(makes[first]), rest, makes)
+        ] + found
     return found
 
 

@@ -37,6 +37,10 @@ class Arrays(NamedTuple):
     makers: _Array
     narrower0: _Array
     narrower: _Array
+    ways0: _Array
+    ways: _Array
+    parts0: _Array
+    parts: _Array
     again: _Array
     order: _Array
     segment: _Array
@@ -58,6 +62,7 @@ def arrays(problem: Problem) -> Arrays:
         reads0=p.reads.start, reads=p.reads.items, makes0=p.makes.start, makes=p.makes.items,
         makers0=p.makers.start, makers=p.makers.items,
         narrower0=p.narrower.start, narrower=p.narrower.items,
+        ways0=p.ways.start, ways=p.ways.items, parts0=p.parts.start, parts=p.parts.items,
         again=p.again, order=p.order, segment=p.segment,
         let_go0=p.let_go.start, let_go=p.let_go.items,
         arrives0=p.arrives.start, arrives=p.arrives.items,
@@ -112,36 +117,42 @@ def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: igno
 
 @compiled
 def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst):  # type: ignore[no-untyped-def]
-    """Play the captured ops. Fills seq_op / seq_pos; returns the length, or FAILED if something cannot be made."""
+    """Play the captured ops. Fills seq_op / seq_pos; returns the length, or FAILED if something cannot be made.
+
+    `choice`: for each storage which of its makers makes it again, then for each op which of its ways it runs."""
     n = 0
     alive[:] = False
     gap_now[:] = -1
     here = -1
+    ways = a.bytes.shape[0]
     for position in range(a.order.shape[0]):
         op = a.order[position]
         while here < a.segment[position]:
             here += 1
             for i in range(a.arrives0[here], a.arrives0[here + 1]):
                 alive[a.arrives[i]] = True
-        count = _missing(a, op, here, choice, alive, marked, stack, burst)
-        if count == FAILED or n + count + 1 > seq_op.shape[0]:
-            return FAILED
-        for j in range(count):
-            seq_op[n] = burst[j]
-            seq_pos[n] = position
-            n += 1
-            for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
-                alive[a.makes[i]] = True
-        seq_op[n] = op
-        seq_pos[n] = position
-        n += 1
+        way = a.ways[a.ways0[op] + choice[ways + op] % (a.ways0[op + 1] - a.ways0[op])]
+        start = n
+        for k in range(a.parts0[way], a.parts0[way + 1]):
+            count = _missing(a, a.parts[k], here, choice, alive, marked, stack, burst)
+            if count == FAILED or n + count + 1 > seq_op.shape[0]:
+                return FAILED
+            burst[count] = a.parts[k]
+            for j in range(count + 1):
+                seq_op[n] = burst[j]
+                seq_pos[n] = position
+                n += 1
+                for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
+                    alive[a.makes[i]] = True
         for i in range(a.touches0[position], a.touches0[position + 1]):
-            gap_now[a.touches[i]] = a.next_gap[i]
-            alive[a.touches[i]] = state[a.next_gap[i]] == HOLD
-        for j in range(count):
-            for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
+            s = a.touches[i]
+            gap_now[s] = a.next_gap[i]
+            alive[s] = alive[s] and state[a.next_gap[i]] == HOLD
+        for j in range(start, n):
+            for i in range(a.makes0[seq_op[j]], a.makes0[seq_op[j] + 1]):
                 s = a.makes[i]
-                if gap_now[s] >= 0 and state[gap_now[s]] == DISCARD and not a.finished[s]:
+                # What only rules make is there for the op that asked for it.
+                if gap_now[s] < 0 or (state[gap_now[s]] == DISCARD and not a.finished[s]):
                     alive[s] = False
     return n
 

@@ -68,7 +68,7 @@ class Search:
             np.zeros(n_storages, np.int64),
             np.zeros(n_ops, np.bool_),
             np.zeros(8 * n_ops + 1000, np.int64),
-            np.zeros(n_ops + 1, np.int64),
+            np.zeros(n_ops + 2, np.int64),
         )
         self.during = np.zeros(len(problem.order), np.int64)
         self.keep_all_seconds = problem.captured_seconds
@@ -108,7 +108,7 @@ class Search:
         return Answers(state.copy(), chosen.copy(), seconds, int(peak) + self.problem.base_bytes)
 
     def no_choice(self) -> NDArray[np.int64]:
-        return np.zeros(len(self.problem.storage_names), np.int64)
+        return np.zeros(len(self.problem.storage_names) + len(self.problem.seconds), np.int64)
 
     def program(self, answers: Answers) -> Program:
         length, *_ = evaluate(
@@ -325,14 +325,14 @@ def _moves(problem: Problem) -> Moves:
     weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
     weight[problem.gaps.end[candidates] == NEVER] *= 0.3
     shape = _shapes(problem)
-    several = np.flatnonzero(np.diff(problem.makers.start) > 1)
+    options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
     return Moves(
         candidates,
         np.cumsum(weight),
         problem.gaps.end,
         _twins(shape),
         shape,
-        several,
+        np.flatnonzero(options > 1),
         problem.gaps.delays.start,
         problem.gaps.delays.items,
         np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),

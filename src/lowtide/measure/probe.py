@@ -1,0 +1,84 @@
+"""Do two calls give the same bits on this device? Tried once, remembered with the costs.
+
+Goes in: a captured call and a rule's form of it, with the outputs both make. Comes out: whether these are equal to the bit, and
+laid out alike. What decides it is the order in which a kernel adds, which depends on sizes, threads and device but not on the
+values; so one run on random values tells, and the answer has the same key as a measured time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from lowtide.capture.forms import Copied, Form
+from lowtide.cost.store import Cost, CostStore
+from lowtide.measure.inputs import normal, real_tensor
+from lowtide.measure.peak import available_bytes
+from lowtide.measure.timing import Call, undisturbing
+
+__all__ = ["same_bits"]
+
+logger = logging.getLogger("lowtide.measure")
+
+
+def same_bits(
+    plain: Form,
+    form: Form,
+    wanted: Sequence[int | None],
+    call_of: Callable[[Form], Call],
+    store: CostStore,
+) -> bool:
+    key = f"same bits: {call_of(form).signature} and {call_of(plain).signature}"
+    known = store.get(key)
+    if known is None:
+        try:
+            known = Cost(0.0, 0, same_bits=_try(plain, form, wanted))
+        except Exception as error:  # whatever a kernel may raise for made-up values, or memory
+            logger.debug("%s: could not be tried: %s", key, error)
+            return False
+        store.put(key, known)
+    return known.same_bits
+
+
+def _try(plain: Form, form: Form, wanted: Sequence[int | None]) -> bool:
+    made: dict[fx.Node, torch.Tensor] = {}
+
+    def real(node: fx.Node) -> Any:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            raise ValueError(f"{node.name} is no tensor")
+        if node not in made:
+            made[node] = real_tensor(node.meta["val"], normal)
+        return made[node]
+
+    def copied(copy: Copied) -> torch.Tensor:
+        return real(copy.node).contiguous(memory_format=copy.memory_format)
+
+    device = next(n.meta["val"].device for n in plain.args if isinstance(n, fx.Node))
+    with undisturbing(device):
+        one = _run(plain, real, copied)
+        need = 3 * sum(t.nbytes for t in made.values())
+        if need > available_bytes(device):
+            raise MemoryError(f"may need {need} bytes")
+        other = _run(form, real, copied)
+        return all(_equal(_element(one, i), _element(other, i)) for i in wanted)
+
+
+def _run(form: Form, real: Any, copied: Any) -> Any:
+    args, kwargs = form.arguments(real, copied)
+    return form.target(*args, **kwargs)
+
+
+def _element(made: Any, index: int | None) -> torch.Tensor:
+    return made if index is None else made[index]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Also where 0 and -0, or two NaNs, are compared."""
+    if one.stride() != other.stride() or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    flat = [torch.view_as_real(t) if t.is_complex() else t for t in (one, other)]
+    return torch.equal(*(t.contiguous().view(torch.uint8) for t in flat))

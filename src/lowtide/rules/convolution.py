@@ -1,0 +1,126 @@
+"""Convolution backward in parts, and each part by whichever kernel needs least.
+
+- **Split**: one op for the input's gradient, one for the parameters'. Each can run when it suits and only if it is wanted; a
+  parameter gradient that is larger than what it is made from can wait until the end. The kernels are the ones the joint op
+  calls, so the bits are the same.
+- **Transposed**: the input's gradient is the transposed convolution of the output's. Unlike the backward op it does not ask for
+  the input, which may be long gone.
+- **Channels last**: the parameters' gradients from channels-last copies. Kernels for plain tensors first copy both operands
+  into a layout of their own, as workspace, while the originals wait; here each original can go as soon as it is copied.
+
+The last two call other kernels, so they are exact only where a probe on the device says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from lowtide.ir.graph import Graph, Kind, Op, Value
+from lowtide.rules.base import Exactness, Proposal
+
+__all__ = ["ChannelsLast", "SplitBackward", "Transposed"]
+
+_TARGET = "aten.convolution_backward.default"
+_WORTH = 8
+"""Other layouts are for the ops that make the peak: with at least this part of the largest one's bytes."""
+
+
+@dataclass(frozen=True)
+class SplitBackward:
+    name: str = "split"
+    reason: str = "makes a convolution's input gradient and its parameter gradients separately"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = False
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        for op in _backwards(graph):
+            if _makes_input_gradient(graph, op):
+                # The parameters' first: then their input may go.
+                parameters = _form(op, self.name, "parameters", outputs=op.outputs[1:])
+                yield Proposal((parameters, _form(op, self.name, "input", outputs=op.outputs[:1])))
+
+
+@dataclass(frozen=True)
+class Transposed:
+    name: str = "transposed"
+    reason: str = "makes a convolution's input gradient without its input"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = True
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        for op in _backwards(graph):
+            if _makes_input_gradient(graph, op):
+                read = (op.inputs[0], op.inputs[2])
+                yield Proposal((_form(op, self.name, self.name, read, op.outputs[:1]),))
+
+
+@dataclass(frozen=True)
+class ChannelsLast:
+    name: str = "channels_last"
+    reason: str = (
+        "makes a convolution's parameter gradients from channels-last copies, without workspace"
+    )
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = True
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        found = list(_backwards(graph))
+        largest = max((_bytes(graph, op) for op in found), default=0)
+        for op in found:
+            gradient, given, weight = (graph.value[v] for v in op.inputs[:3])
+            made = _parameter_gradients(graph, op)
+            small = _bytes(graph, op) * _WORTH < largest
+            if small or not made or gradient.is_view or given.is_view:
+                continue
+            copies = [self.copied(op, value) for value in (given, gradient)]
+            read = (copies[1].name, copies[0].name, weight.name)
+            ops = [
+                replace(
+                    _form(op, self.name, f"{value.name}.{self.name}", (value.name,), (copy.name,)),
+                    target="lowtide.copy",
+                )
+                for value, copy in zip((given, gradient), copies, strict=True)
+            ]
+            yield Proposal((*ops, _form(op, self.name, self.name, read, made)), tuple(copies))
+
+    def copied(self, op: Op, value: Value) -> Value:
+        name = f"{op.name}.{value.name}.{self.name}"
+        return replace(value, name=name, storage=name, kind=Kind.TEMPORARY, layer=op.layer)
+
+
+def _form(
+    op: Op,
+    rule: str,
+    what: str,
+    inputs: tuple[str, ...] | None = None,
+    outputs: tuple[str, ...] = (),
+) -> Op:
+    read = op.inputs if inputs is None else inputs
+    return replace(
+        op, name=f"{op.name}.{what}", inputs=read, outputs=outputs, rule=rule, of=op.name
+    )
+
+
+def _bytes(graph: Graph, op: Op) -> int:
+    return sum(graph.value[graph.storage(n)].bytes for n in (*op.inputs, *op.outputs))
+
+
+def _backwards(graph: Graph) -> Iterator[Op]:
+    for op in graph.captured:
+        if op.target == _TARGET and op.rerun and len(op.inputs) >= 3 and op.outputs:
+            yield op
+
+
+def _makes_input_gradient(graph: Graph, op: Op) -> bool:
+    """Its outputs are the gradients of input, weight and bias, each only if wanted; told apart by their shapes."""
+    _, given, weight = (graph.value[v].spec for v in op.inputs[:3])
+    made = [graph.value[v].spec for v in op.outputs]
+    return len(made) >= 2 and made[0] == given and made[1] == weight
+
+
+def _parameter_gradients(graph: Graph, op: Op) -> tuple[str, ...]:
+    if _makes_input_gradient(graph, op):
+        return op.outputs[1:]
+    alone = graph.value[op.outputs[0]].spec == graph.value[op.inputs[2]].spec
+    return op.outputs if alone else ()
