@@ -3,13 +3,14 @@
 `graphs()` makes valid two-segment graphs shaped like training: a forward part with branches, views, several
 outputs, workspaces, values of no bytes, effects and ops that run once; a backward part that reads forward values
 and upstream gradients; parameters, a batch, a buffer that forward overwrites and tangents from outside; second
-makers as rules add them.
+makers and other forms of ops as rules add them.
 
 `programs(graph)` makes valid programs: any order the data allows, ops put off, run again, and run for nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from hypothesis import strategies as st
@@ -162,6 +163,42 @@ class _Builder:
                 )
             )
         self.add_inversions(captured)
+        self.add_forms()
+
+    def add_forms(self) -> None:
+        """Other ways to run an op: its outputs in two parts, or all of them from a copy of its first input."""
+        for op in [o for o in self.ops if not o.rule and o.rerun and o.inputs]:
+            if self.rng.random() < 0.6 or any(self.values[o].is_view for o in op.outputs):
+                continue
+            forms = []
+            if len(op.outputs) > 1:
+                forms = [
+                    self.form(op, "one", op.outputs[:1]),
+                    self.form(op, "rest", op.outputs[1:]),
+                ]
+            if self.rng.random() < 0.5:
+                copy = f"{op.name}.copy"
+                self.values[copy] = Value(copy, self.rng.randint(1, 32), copy, Kind.TEMPORARY)
+                forms += [
+                    self.form(op, "copying", (copy,), op.inputs[:1]),
+                    self.form(op, "copied", op.outputs, (copy, *op.inputs[1:])),
+                ]
+            place = self.ops.index(op) + 1
+            self.ops[place:place] = forms
+
+    def form(
+        self, op: Op, what: str, outputs: tuple[str, ...], inputs: tuple[str, ...] | None = None
+    ) -> Op:
+        return replace(
+            op,
+            name=f"{op.name}.{what}",
+            inputs=op.inputs if inputs is None else inputs,
+            outputs=outputs,
+            seconds=self.rng.choice(_SECONDS),
+            workspace=self.rng.choice((0, self.rng.randint(1, 32))),
+            rule="form",
+            of=op.name,
+        )
 
     def add_inversions(self, captured: list[Op]) -> None:
         for op in captured:

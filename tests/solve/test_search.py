@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from lowtide.errors import OptionError
 from lowtide.ir.check import check_program
+from lowtide.ir.graph import Value
 from lowtide.ir.program import unplanned
 from lowtide.rules import DEFAULT_RULES, add_makers
 from lowtide.sim.memory import simulate
@@ -20,7 +22,7 @@ from lowtide.solve.planner import SOLVERS, solve
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Status
 from lowtide.solve.search import Search
-from tests.solve.builders import chain, resnet
+from tests.solve.builders import MM, SIN, TANH, Step, chain, resnet
 from tests.strategies import graphs
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -34,7 +36,10 @@ def test_played_answers_cost_what_the_simulator_says(graph, random):
     state = problem.gaps.start_state.copy()
     for gap in np.flatnonzero(problem.gaps.open):
         state[gap] = random.randrange(3)
-    answers = search.play(state)
+    choice = search.no_choice()
+    for place in search.moves.options:
+        choice[place] = random.randrange(4)
+    answers = search.play(state, choice)
     assume(answers is not None)
     program = search.program(answers)
     check_program(graph, program)
@@ -89,11 +94,50 @@ def test_the_bound_holds_for_every_answer(graph):
         state = search.problem.gaps.start_state.copy()
         for gap in gaps:
             code, state[gap] = divmod(code, 3)
-        answers = search.play(state)
-        if answers is not None:
-            assert lower_bound(search.problem, answers.peak, seconds) <= answers.seconds * (
-                1 + 1e-9
-            )
+        for choice in _choices(search):
+            answers = search.play(state, choice)
+            if answers is not None:
+                bound = lower_bound(search.problem, answers.peak, seconds)
+                assert bound <= answers.seconds * (1 + 1e-9)
+
+
+def _choices(search):
+    """Every one of up to three choices, else none."""
+    places = search.moves.options[:3]
+    for code in range(4 ** len(places)):
+        choice = search.no_choice()
+        for place in places:
+            code, choice[place] = divmod(code, 4)
+        yield choice
+
+
+def test_an_op_runs_in_the_way_that_fits():
+    """The backward op keeps both operands beside its workspace; its other form lets each go once it is copied."""
+    step = Step()
+    x = step.batch("x", 1)
+    w = step.parameter("w", 1)
+    a = step.op("a", TANH, [x], 100)
+    b = step.op("b", MM, [a, w], 100, saves=[a])
+    graph = step.graph(step.op("c", SIN, [b], 1))
+    wide = replace(graph.op["b.backward"], workspace=200)
+    copy = Value("copy", 100, "copy")
+    copying = replace(
+        wide, name="copying", inputs=(a,), outputs=("copy",), workspace=0, rule="form", of=wide.name
+    )
+    read = tuple("copy" if name == a else name for name in wide.inputs)
+    lean = replace(
+        wide, name="lean", inputs=read, seconds=9.0, workspace=0, rule="form", of=wide.name
+    )
+    ops = [
+        o for op in graph.ops for o in ((wide, copying, lean) if op.name == wide.name else (op,))
+    ]
+    offered = replace(graph, ops=tuple(ops), values=(*graph.values, copy))
+    alone = replace(graph, ops=tuple(wide if o.name == wide.name else o for o in graph.ops))
+    roomy, tight = solve(offered, 10**6, seconds=0.5), solve(offered, 420, seconds=0.5)
+    assert "lean" not in roomy.program.counts
+    assert "lean" in tight.program.counts
+    assert tight.peak <= 420
+    assert solve(alone, 420, seconds=0.5).status is Status.INFEASIBLE
 
 
 def test_a_chain_fits_a_quarter_of_its_memory():

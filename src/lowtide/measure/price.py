@@ -41,8 +41,8 @@ def price(
     costs = measure_calls(list(calls.values()), store, progress=progress)
     graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
     priced = graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
-    priced = priced.without(_outdone(priced))
-    return priced.with_ops(_not_cheaper_in_parts(priced))
+    priced = priced.with_ops(_not_faster(priced))
+    return priced.without(_outdone(priced))
 
 
 def other_bits(
@@ -78,20 +78,19 @@ def _outdone(graph: Graph) -> set[str]:
     return gone
 
 
-def _not_cheaper_in_parts(graph: Graph) -> Iterable[Op]:
-    """Ops that together make what a captured op makes are not faster than it. Where measurements say so it is noise, and a
-    planner would find all of it."""
+def _not_faster(graph: Graph) -> Iterable[Op]:
+    """Another form of an op is not faster than it: where measurements say so it is mostly noise, and a planner would find all of
+    it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part."""
     parts: dict[str, list[Op]] = {}
     for op in graph.ops:
-        if op.of and set(op.outputs) < set(graph.op[op.of].outputs):
+        if op.rule == "split":
             parts.setdefault(op.of, []).append(op)
-    factor = {
-        name: max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
-        for name, found in parts.items()
-    }
+    least = {(o.name, o.outputs): o.seconds for o in graph.captured}
+    for name, found in parts.items():
+        factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
+        least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        part = op.of in factor and op in parts[op.of]
-        yield replace(op, seconds=op.seconds * factor[op.of]) if part else op
+        yield replace(op, seconds=max(op.seconds, least.get((op.of, op.outputs), 0.0)))
 
 
 def _is_call(graph: Graph, op: Op) -> bool:

@@ -1,0 +1,185 @@
+"""Convolution backward in parts and by other kernels: what is offered, what the kernels give, and what a plan does with it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.errors import PlanMismatchError
+from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
+from lowtide.measure import price, probe
+from lowtide.plan.plan import Plan
+from lowtide.rules import DEFAULT_RULES
+from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
+from tests.training import differences, fit_or_floor
+
+CASES = [
+    # images, channels in and out, kernel, stride, padding, dilation, groups
+    (2, 4, 6, 3, 1, 1, 1, 1),
+    (3, 4, 8, 3, 2, 1, 1, 2),
+    (2, 3, 5, 5, 3, 2, 1, 1),
+    (2, 4, 4, 3, 1, 2, 2, 4),
+    (1, 6, 4, 1, 2, 0, 1, 1),
+]
+
+
+def backward(
+    case: tuple[int, ...], size: int = 13
+) -> tuple[Tensor, Tensor, Tensor, tuple[object, ...]]:
+    images, given, made, kernel, stride, padding, dilation, groups = case
+    x = torch.randn(images, given, size, size - 2)
+    w = torch.randn(made, given // groups, kernel, kernel)
+    rest = ([stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups)
+    y = torch.ops.aten.convolution.default(x, w, None, *rest)
+    return torch.randn_like(y), x, w, rest
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_transposed_convolution_is_the_input_gradient(case: tuple[int, ...]):
+    dy, x, w, rest = backward(case)
+    (expected, *_) = torch.ops.aten.convolution_backward.default(
+        dy, x, w, None, *rest, [True, False, False]
+    )
+    stride, padding, dilation, _, _, groups = rest
+    missing = output_padding(x.shape[2:], dy.shape[2:], w.shape[2:], stride, padding, dilation)
+    made, *others = input_gradient(dy, w, stride, padding, dilation, missing, groups)
+    assert others == [None, None]
+    torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_channels_last_operands_give_the_parameter_gradients(case: tuple[int, ...]):
+    dy, x, w, rest = backward(case)
+    mask = [False, True, True]
+    _, *expected = torch.ops.aten.convolution_backward.default(dy, x, w, [len(w)], *rest, mask)
+    laid = [t.contiguous(memory_format=torch.channels_last) for t in (dy, x)]
+    nothing, *made = parameter_gradients(*laid, w, [len(w)], *rest, mask)
+    assert nothing is None
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride(), "AccumulateGrad copies what is laid out otherwise"
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        wide = [m for _ in range(3) for m in (nn.Conv2d(32, 32, 3, padding=1), nn.Tanh())]
+        self.body = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *wide)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).mean()
+
+
+def images(size: int = 48) -> tuple[Tensor]:
+    return (torch.linspace(-1, 1, 4 * 3 * size * size).reshape(4, 3, size, size),)
+
+
+def near_the_floor(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> Plan:
+    return fit_or_floor(model, args, "20%", seconds=2.0, **options)
+
+
+def test_both_are_offered_where_they_pay():
+    plan = lowtide.fit(Net(), images(), budget="100%", seconds=0.2)
+    rules = {op.rule for op in plan.graph.ops}
+    assert {"split", "transposed", "channels_last"} <= rules
+    copies = [v for v in plan.graph.values if v.name.endswith(".channels_last")]
+    assert copies
+    assert all(v.bytes == 4 * 32 * 48 * 48 * 4 or v.bytes == 4 * 3 * 48 * 48 * 4 for v in copies)
+
+
+def test_a_lower_floor_and_the_same_bits():
+    plain, planned = Net(), None
+    planned = copy.deepcopy(plain)
+    plan = near_the_floor(planned, images())
+    without = near_the_floor(copy.deepcopy(plain), images(), rules=(SplitBackward(),))
+    used = {plan.graph.op[name].rule for name in plan.program.counts}
+    assert plan.peak < without.peak
+    assert used & {"transposed", "channels_last"}
+    assert differences(plain, planned, images()) == []
+
+
+@pytest.mark.parametrize("rule", [Transposed(), ChannelsLast()], ids=lambda r: r.name)
+def test_other_bits_are_not_offered(rule, monkeypatch: pytest.MonkeyPatch, estimated: None):
+    monkeypatch.setattr(price, "same_bits", lambda *_: False)
+    plan = lowtide.fit(Net(), images(), budget="100%", rules=(rule,), seconds=0.2, verify=False)
+    assert all(not op.rule for op in plan.graph.ops)
+    assert plan.graph == plan.graph.as_captured()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.ConvTranspose2d(3, 8, 3),
+        nn.Conv1d(3, 8, 3),
+        nn.Conv3d(3, 8, 3),
+        nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last),
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_calls_without_such_forms_train_as_before(model: nn.Module, estimated: None):
+    shape = (2, 3, *(9,) * (next(model.parameters()).dim() - 2))
+    x = torch.linspace(-1, 1, torch.Size(shape).numel()).reshape(shape)
+    if x.dim() == 4 and isinstance(model, nn.Conv2d):
+        x = x.contiguous(memory_format=torch.channels_last)
+    planned = copy.deepcopy(model)
+    fit_or_floor(planned, (x,), "60%")
+    assert differences(model, planned, (x,)) == []
+
+
+def test_frozen_weights_and_frozen_inputs(estimated: None):
+    model = Net()
+    model.body[1].weight.requires_grad_(False)
+    model.body[3].bias.requires_grad_(False)
+    planned = copy.deepcopy(model)
+    fit_or_floor(planned, images(), "50%")
+    assert differences(model, planned, images()) == []
+
+
+def test_a_plan_from_a_device_with_other_kernels_is_refused(monkeypatch: pytest.MonkeyPatch):
+    plan = near_the_floor(Net(), images())
+    used = {plan.graph.op[name].rule for name in plan.program.counts}
+    assert used & {rule.name for rule in DEFAULT_RULES if rule.probed}
+    monkeypatch.setattr(price, "same_bits", lambda *_: False)
+    model = Net()
+    lowtide.apply(model, plan)
+    with pytest.raises(PlanMismatchError, match="other bits on this device"):
+        model(*images())
+
+
+def test_a_probe_tells_bits_apart_and_is_remembered():
+    from lowtide.capture.forms import Form
+    from lowtide.cost.store import CostStore
+    from lowtide.measure.timing import Call
+
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["val"] = torch.empty(1000, 37)
+
+    def summed(x: Tensor) -> Tensor:
+        return x.sum(1)
+
+    def summed_backwards(x: Tensor) -> Tensor:
+        return x.flip(1).cumsum(1)[:, -1].contiguous()
+
+    runs = []
+
+    def same(one, other, store) -> bool:
+        def call(form: Form) -> Call:
+            runs.append(form)
+            return Call(form.target.__name__, form.target)
+
+        return probe.same_bits(
+            Form(one, (node,), {}), Form(other, (node,), {}), [None], call, store
+        )
+
+    store = CostStore("unused", "test")
+    store._append = lambda line: None  # type: ignore[method-assign]
+    assert same(summed, summed, store)
+    assert not same(summed, summed_backwards, store)
+    entry = store.get("same bits: summed_backwards and summed")
+    assert entry is not None
+    assert not entry.same_bits
