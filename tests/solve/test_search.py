@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -44,8 +45,8 @@ def test_played_answers_cost_what_the_simulator_says(graph, random):
     program = search.program(answers)
     check_program(graph, program)
     timeline = simulate(graph, program)
-    given = {r.value for r in graph.required}
-    if any(n > 1 and given & set(graph.op[op].outputs) for op, n in program.counts.items()):
+    made = Counter(v for op, n in program.counts.items() for v in graph.op[op].outputs * n)
+    if any(made[r.value] > 1 for r in graph.required):
         # The caller gets the newest copy; the rollout still counts the one it handed over first.
         assert timeline.peak <= answers.peak
         assert timeline.seconds <= answers.seconds + 1e-9
@@ -56,7 +57,7 @@ def test_played_answers_cost_what_the_simulator_says(graph, random):
 
 
 @QUICK
-@given(graphs(max_ops=24))
+@given(graphs(max_ops=24, rules=False))
 def test_keeping_everything_is_the_captured_step(graph):
     assume(all(v.keep for v in graph.values))
     answers = Search(make_problem(graph)).keep_all()
@@ -89,7 +90,6 @@ def test_the_bound_holds_for_every_answer(graph):
     search = Search(make_problem(graph))
     gaps = np.flatnonzero(search.problem.gaps.open)
     assume(0 < len(gaps) <= 6)
-    seconds = search.keep_all().seconds
     for code in range(3 ** len(gaps)):
         state = search.problem.gaps.start_state.copy()
         for gap in gaps:
@@ -97,7 +97,7 @@ def test_the_bound_holds_for_every_answer(graph):
         for choice in _choices(search):
             answers = search.play(state, choice)
             if answers is not None:
-                bound = lower_bound(search.problem, answers.peak, seconds)
+                bound = lower_bound(search.problem, answers.peak)
                 assert bound <= answers.seconds * (1 + 1e-9)
 
 

@@ -5,17 +5,20 @@ the last segment that some op depending on b must read is either there while b r
 at least the seconds of its cheapest maker. What fits beside b's own inputs, outputs and workspace is a knapsack; its
 fractional relaxation is a lower bound on the extra seconds, and the best bound over all b counts.
 
-Each captured op must run at least once (something needs it, else it would not be there), hence the base: their seconds, each
-in its fastest way. Where b can run in several ways, it is the leanest op among them that everything else must fit beside.
+Each output that something needs is made at least once, hence the base: for each captured op the fastest set of its forms that
+makes what is needed of it. Where an output can be made by several forms, it certainly depends on what they all read; and where
+b has several, it is the leanest op among them that everything else must fit beside.
 """
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 
 from lowtide.solve.compiled import compiled
+from lowtide.solve.gaps import Lists, pack
 from lowtide.solve.problem import Problem
-from lowtide.solve.rollout import arrays
 
 __all__ = ["lower_bound"]
 
@@ -23,36 +26,103 @@ _MOMENTS = 200
 """Ops tried as b: enough to find the tight ones, few enough for 50,000 ops."""
 
 
-def lower_bound(problem: Problem, limit: int, base: float) -> float:
-    """`base`: seconds of the captured ops that something needs."""
-    base -= _saved_by_faster_ways(problem)
+def lower_bound(problem: Problem, limit: int) -> float:
+    needs = _Needs(problem)
     last = int(problem.segment.max()) if len(problem.segment) else 0
     backward = np.flatnonzero(problem.segment == last)
     if last == 0 or not len(backward):
-        return base
+        return needs.seconds
     room = limit - problem.base_bytes
-    items = _Items(problem, last)
+    items = _Items(problem, needs, last)
     extra = 0.0
     for index in range(0, len(backward), max(1, len(backward) // _MOMENTS)):
         extra = max(extra, items.least_extra(int(backward[index]), room))
-    return base + extra
+    return needs.seconds + extra
 
 
-def _saved_by_faster_ways(problem: Problem) -> float:
-    saved = 0.0
-    for op in problem.order.tolist():
-        ways = problem.ways[op]
-        if len(ways) > 1:
-            fastest = min(float(problem.seconds[problem.parts[w]].sum()) for w in ways.tolist())
-            saved += max(0.0, float(problem.seconds[op]) - fastest)
-    return saved
+class _Needs:
+    """What is certainly made, from what, and how fast at best. Found backwards from what the caller gets."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.forms = _forms(problem)
+        self.certain = problem.finished.copy()
+        self.captured = np.zeros(len(problem.storage_names), np.bool_)
+        self.captured[problem.gaps.storage] = True
+        self.seconds = 0.0
+        rows: list[tuple[int, int, list[int]]] = []
+        for position in range(len(problem.order) - 1, -1, -1):
+            rows += self.visit(position, int(problem.order[position]))
+        rows.reverse()
+        self.position = np.array([r[0] for r in rows], np.int64)
+        """Of each certain output, in captured order: the position of its captured op, ..."""
+        self.output = np.array([r[1] for r in rows], np.int64)
+        self.reads: Lists = pack([r[2] for r in rows])
+        """... and what every form that makes it reads."""
+
+    def visit(self, position: int, op: int) -> list[tuple[int, int, list[int]]]:
+        problem = self.problem
+        made = [s for s in problem.makes[op].tolist() if self.certain[s] or problem.effect[op]]
+        if problem.effect[op]:
+            self.certain[problem.reads[op]] = True
+        forms = [op] if problem.effect[op] else [op, *self.forms.get(op, ())]
+        if made:
+            self.seconds += _fastest(problem, forms, set(made))
+        elif problem.effect[op]:
+            self.seconds += float(problem.seconds[op])
+        rows = []
+        for output in made:
+            read = [self.sources(f) for f in forms if output in problem.makes[f]]
+            always = sorted(set.intersection(*read))
+            self.certain[always] = True
+            rows.append((position, output, always))
+        return rows
+
+    def sources(self, op: int) -> set[int]:
+        """The captured storages an op needs: for a copy that only rules make, what it is made from."""
+        problem = self.problem
+        found: set[int] = set()
+        pending = problem.reads[op].tolist()
+        while pending:
+            storage = pending.pop()
+            makers = problem.makers[storage]
+            if self.captured[storage] or len(makers) != 1:
+                found.add(storage)
+            else:
+                pending += problem.reads[makers[0]].tolist()
+        return found
+
+
+def _forms(problem: Problem) -> dict[int, list[int]]:
+    """For each captured op the rules' ops that make some of its outputs in its place."""
+    found: dict[int, list[int]] = {}
+    for number, name in enumerate(problem.op_names):
+        op = problem.graph.op[name]
+        if op.of and op.of in problem.op_index:
+            whole = problem.op_index[op.of]
+            if set(problem.makes[whole]) & set(problem.makes[number]):
+                found.setdefault(whole, []).append(number)
+    return found
+
+
+def _fastest(problem: Problem, forms: list[int], wanted: set[int]) -> float:
+    """Seconds of the fastest set of forms that makes all of these."""
+    if len(forms) == 1:
+        return float(problem.seconds[forms[0]])
+    makes = {f: wanted & set(problem.makes[f].tolist()) for f in forms}
+    return min(
+        float(problem.seconds[list(chosen)].sum())
+        for count in range(1, len(wanted) + 1)
+        for chosen in combinations(forms, count)
+        if set().union(*(makes[f] for f in chosen)) == wanted
+    )
 
 
 class _Items:
     """Storages of earlier segments that the last one reads, and the cheapest way to have each made again."""
 
-    def __init__(self, problem: Problem, last: int) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, needs: _Needs, last: int) -> None:
+        self.problem, self.needs = problem, needs
         count = len(problem.storage_names)
         self.last = last
         made_before = np.zeros(count, np.bool_)
@@ -67,15 +137,20 @@ class _Items:
                     self.cheapest[storage] = min(
                         self.cheapest[storage], problem.seconds[maker] / shared
                     )
-        self.arrays = arrays(problem)
         self.tainted = np.zeros(count, np.bool_)
         self.read = np.zeros(count, np.bool_)
 
     def least_extra(self, position: int, room: int) -> float:
         """Fractional knapsack at the moment this captured op runs."""
-        problem = self.problem
+        problem, needs = self.problem, self.needs
         op = problem.order[position]
-        _read_after(self.arrays, position, self.tainted, self.read)
+        self.tainted[:] = False
+        self.read[:] = False
+        self.tainted[problem.makes[op]] = True
+        first = int(np.searchsorted(needs.position, position, side="right"))
+        _read_after(
+            needs.output, needs.reads.start, needs.reads.items, first, self.tainted, self.read
+        )
         needed = self.read & ~self.tainted
         needed[problem.reads[op]] = False
         needed[problem.makes[op]] = False
@@ -99,31 +174,22 @@ class _Items:
         """The fewest bytes in use while anything runs that makes some of this op's outputs."""
         problem = self.problem
         found = []
-        for way in problem.ways[op].tolist():
-            for part in problem.parts[way].tolist():
-                own = np.unique(np.concatenate([problem.reads[part], problem.makes[part]]))
-                found.append(int(problem.bytes[own].sum()) + int(problem.workspace[part]))
+        for form in (op, *self.needs.forms.get(op, ())):
+            own = np.unique(np.concatenate([problem.reads[form], problem.makes[form]]))
+            found.append(int(problem.bytes[own].sum()) + int(problem.workspace[form]))
         return min(found)
 
 
 @compiled
-def _read_after(a, position, tainted, read):  # type: ignore[no-untyped-def]
-    """Which storages do captured ops read that depend on the op at `position`? Fills `read`."""
-    tainted[:] = False
-    read[:] = False
-    op = a.order[position]
-    for i in range(a.makes0[op], a.makes0[op + 1]):
-        tainted[a.makes[i]] = True
-    for later in range(position + 1, a.order.shape[0]):
-        op = a.order[later]
+def _read_after(output, reads0, reads, first, tainted, read):  # type: ignore[no-untyped-def]
+    """What is read to make outputs that depend on a tainted storage? Fills `read`, and taints these outputs."""
+    for row in range(first, output.shape[0]):
         depends = False
-        for i in range(a.reads0[op], a.reads0[op + 1]):
-            if tainted[a.reads[i]]:
+        for i in range(reads0[row], reads0[row + 1]):
+            if tainted[reads[i]]:
                 depends = True
                 break
-        # The return reads every gradient: it depends on all, and reads nothing of a first segment.
-        if depends and not (a.effect[op] and a.makes0[op] == a.makes0[op + 1]):
-            for i in range(a.reads0[op], a.reads0[op + 1]):
-                read[a.reads[i]] = True
-            for i in range(a.makes0[op], a.makes0[op + 1]):
-                tainted[a.makes[i]] = True
+        if depends:
+            for i in range(reads0[row], reads0[row + 1]):
+                read[reads[i]] = True
+            tainted[output[row]] = True

@@ -2,11 +2,16 @@
 
 The planner plays tens of thousands of candidate programs a second; interpreted Python plays a few hundred. numba compiles the
 functions as they are written, so there is one source and no build step; its result is cached beside the source.
+
+numba renews a cached function when its own file changes, not when one that it calls does. So caches older than the newest
+source here are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 __all__ = ["COMPILED", "compiled"]
@@ -25,3 +30,14 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     fast: Callable[..., Any] = njit(cache=True)(function)
     return fast
+
+
+def _remove_stale_caches(folder: Path) -> None:
+    with suppress(OSError):
+        newest = max(source.stat().st_mtime for source in folder.glob("*.py"))
+        for index in folder.glob("__pycache__/*.nbi"):
+            if index.stat().st_mtime < newest:
+                index.unlink()
+
+
+_remove_stale_caches(Path(__file__).parent)

@@ -74,13 +74,12 @@ def _baseline(graph: Graph, budget: int, name: str) -> Result:
     timeline = _checked(graph, BASELINES[name](graph, budget))
     took = time.perf_counter() - started
     problem = make_problem(graph)
-    keep_all = Search(problem).keep_all()
     return Result(
         status=Status.FEASIBLE if timeline.peak <= budget else Status.INFEASIBLE,
         program=timeline.program,
         seconds=timeline.seconds,
         peak=timeline.peak,
-        bound=lower_bound(problem, budget, keep_all.seconds),
+        bound=lower_bound(problem, budget),
         floor=timeline.peak,
         solver=name,
         solve_seconds=took,
@@ -105,7 +104,7 @@ class _Planning:
         self.search.warm_up()
         self.started = time.perf_counter()
         self.keep_all = self.search.keep_all()
-        self.bound = lower_bound(self.search.problem, budget, self.keep_all.seconds)
+        self.bound = lower_bound(self.search.problem, budget)
 
     def clock(self, share: float) -> float:
         return self.started + share * self.seconds

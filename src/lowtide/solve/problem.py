@@ -76,6 +76,10 @@ class Problem:
     def storage_index(self) -> dict[str, int]:
         return {name: i for i, name in enumerate(self.storage_names)}
 
+    @cached_property
+    def op_index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.op_names)}
+
     def program(self, positions: Ints, ops: Ints) -> Program:
         """The `Program` of a rollout: op numbers, each with the position of the captured op it runs for."""
         steps: list[list[str]] = [[] for _ in self.graph.segments]

@@ -142,6 +142,9 @@ def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
                 seq_op[n] = burst[j]
                 seq_pos[n] = position
                 n += 1
+                for i in range(a.reads0[burst[j]], a.reads0[burst[j] + 1]):
+                    if not alive[a.reads[i]]:
+                        return FAILED  # two makers that need each other's output
                 for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
                     alive[a.makes[i]] = True
         for i in range(a.touches0[position], a.touches0[position + 1]):

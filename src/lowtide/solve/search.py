@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 
 from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline
-from lowtide.solve.anneal import FASTEST, SMALLEST, Moves, anneal, evaluate
+from lowtide.solve.anneal import FASTEST, SMALLEST, anneal, evaluate
 from lowtide.solve.compiled import compiled
 from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
+from lowtide.solve.moves import make_moves
 from lowtide.solve.problem import Problem
 from lowtide.solve.rollout import FAILED, Arrays, arrays
 
@@ -76,7 +77,7 @@ class Search:
         self.interrupted = False
         """Ctrl-C was pressed: every search returns the best it has."""
         self.delayable = np.diff(problem.gaps.delays.start) > 0
-        self.moves = _moves(problem)
+        self.moves = make_moves(problem)
 
     def warm_up(self) -> None:
         """Compile what is not compiled yet (once per machine), and see how long a play takes."""
@@ -109,6 +110,20 @@ class Search:
 
     def no_choice(self) -> NDArray[np.int64]:
         return np.zeros(len(self.problem.storage_names) + len(self.problem.seconds), np.int64)
+
+    def lean_choice(self) -> NDArray[np.int64]:
+        """Every op in the way that needs the least memory at once."""
+        problem, choice = self.problem, self.no_choice()
+        for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
+            needs = [max(map(self._needs, problem.parts[w].tolist())) for w in problem.ways[op]]
+            choice[len(problem.storage_names) + op] = int(np.argmin(needs))
+        return choice
+
+    def _needs(self, op: int) -> int:
+        """Bytes in use while an op runs alone."""
+        problem = self.problem
+        own = np.concatenate([problem.reads[op], problem.makes[op]])
+        return int(problem.bytes[own].sum() + problem.workspace[op])
 
     def program(self, answers: Answers) -> Program:
         length, *_ = evaluate(
@@ -143,11 +158,15 @@ class Search:
 
     def descend(self, limit: int) -> Answers | None:
         """Drop where it hurts least until the limit holds; None if that gets stuck. Two ways: what is remade only to remake
-        others is discarded at once, or held for whoever needs it next."""
-        found = [self._descend(limit, answer) for answer in (DISCARD, DROP)]
-        return min((f for f in found if f is not None), key=lambda f: f.seconds, default=None)
+        others is discarded at once, or held for whoever needs it next. Where both get stuck, with ops in their leanest ways."""
+        for choice in (self.no_choice(), self.lean_choice()):
+            found = [self._descend(limit, choice, answer) for answer in (DISCARD, DROP)]
+            within = [f for f in found if f is not None]
+            if within:
+                return min(within, key=lambda f: f.seconds)
+        return None
 
-    def _descend(self, limit: int, last: int) -> Answers | None:
+    def _descend(self, limit: int, choice: NDArray[np.int64], last: int) -> Answers | None:
         problem = self.problem
         state = problem.gaps.start_state.copy()
         state[problem.gaps.open & (problem.gaps.end == NEVER)] = last
@@ -156,7 +175,7 @@ class Search:
         reach = np.minimum(problem.gaps.end, len(problem.order))
         before = state.copy()
         for _ in range(_DESCENTS):
-            answers = self.play(state)
+            answers = self.play(state, choice)
             if answers is None or answers.seconds > _TOO_SLOW * self.keep_all_seconds:
                 # A chain grew too long: undo the last drops and do not try them again.
                 movable[state != before] = False
@@ -301,9 +320,8 @@ class Search:
         for answer in (DROP, DISCARD):
             state = problem.gaps.start_state.copy()
             state[problem.gaps.open] = answer
-            played = self.play(state)
-            if played is not None:
-                starts.append(played)
+            played = [self.play(state), self.play(state, self.lean_choice())]
+            starts += [p for p in played if p is not None]
         low, high = problem.base_bytes, min(s.peak for s in starts)
         for _ in range(6):
             middle = (low + high) // 2
@@ -317,59 +335,6 @@ class Search:
                 break
         best = min(starts, key=lambda s: (s.peak, s.seconds))
         return self.improve(best, problem.base_bytes, until=until, seed=seed, goal=SMALLEST)
-
-
-def _moves(problem: Problem) -> Moves:
-    """What annealing may touch, how likely, and which gaps are each other's twins."""
-    candidates = np.flatnonzero(problem.gaps.open)
-    weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
-    weight[problem.gaps.end[candidates] == NEVER] *= 0.3
-    shape = _shapes(problem)
-    options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
-    return Moves(
-        candidates,
-        np.cumsum(weight),
-        problem.gaps.end,
-        _twins(shape),
-        shape,
-        np.flatnonzero(options > 1),
-        problem.gaps.delays.start,
-        problem.gaps.delays.items,
-        np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),
-    )
-
-
-def _shapes(problem: Problem) -> NDArray[np.int64]:
-    """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
-    graph = problem.graph
-    targets = [graph.op[n].target for n in problem.op_names]
-    targets += ["return"] * (len(problem.seconds) - len(targets))
-    seen: dict[tuple[object, ...], int] = {}
-    shape = np.full(len(problem.gaps.storage), -1, np.int64)
-    for g in range(len(shape)):
-        if not problem.gaps.open[g]:
-            continue
-        end = problem.gaps.end[g]
-        key = (
-            targets[problem.order[problem.gaps.start[g]]],
-            targets[problem.order[end]] if end != NEVER else "",
-            int(problem.bytes[problem.gaps.storage[g]]),
-        )
-        shape[g] = seen.setdefault(key, len(seen))
-    return shape
-
-
-def _twins(shape: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each gap the next one of the same shape, in a ring."""
-    twin = np.arange(len(shape))
-    rings: dict[int, list[int]] = {}
-    for g, s in enumerate(shape.tolist()):
-        if s >= 0:
-            rings.setdefault(s, []).append(g)
-    for ring in rings.values():
-        for g, following in zip(ring, ring[1:] + ring[:1], strict=True):
-            twin[g] = following
-    return twin
 
 
 @compiled

@@ -1,0 +1,65 @@
+"""What may annealing touch, how likely, and what looks alike? The moves of one problem, for `solve/anneal.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowtide.solve.anneal import Moves
+from lowtide.solve.gaps import NEVER
+from lowtide.solve.problem import Problem
+
+__all__ = ["make_moves"]
+
+
+def make_moves(problem: Problem) -> Moves:
+    """What annealing may touch, how likely, and which gaps are each other's twins."""
+    candidates = np.flatnonzero(problem.gaps.open)
+    weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
+    weight[problem.gaps.end[candidates] == NEVER] *= 0.3
+    shape = _shapes(problem)
+    options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
+    return Moves(
+        candidates,
+        np.cumsum(weight),
+        problem.gaps.end,
+        _twins(shape),
+        shape,
+        np.flatnonzero(options > 1),
+        problem.gaps.delays.start,
+        problem.gaps.delays.items,
+        np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),
+    )
+
+
+def _shapes(problem: Problem) -> NDArray[np.int64]:
+    """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
+    graph = problem.graph
+    targets = [graph.op[n].target for n in problem.op_names]
+    targets += ["return"] * (len(problem.seconds) - len(targets))
+    seen: dict[tuple[object, ...], int] = {}
+    shape = np.full(len(problem.gaps.storage), -1, np.int64)
+    for g in range(len(shape)):
+        if not problem.gaps.open[g]:
+            continue
+        end = problem.gaps.end[g]
+        key = (
+            targets[problem.order[problem.gaps.start[g]]],
+            targets[problem.order[end]] if end != NEVER else "",
+            int(problem.bytes[problem.gaps.storage[g]]),
+        )
+        shape[g] = seen.setdefault(key, len(seen))
+    return shape
+
+
+def _twins(shape: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each gap the next one of the same shape, in a ring."""
+    twin = np.arange(len(shape))
+    rings: dict[int, list[int]] = {}
+    for g, s in enumerate(shape.tolist()):
+        if s >= 0:
+            rings.setdefault(s, []).append(g)
+    for ring in rings.values():
+        for g, following in zip(ring, ring[1:] + ring[:1], strict=True):
+            twin[g] = following
+    return twin
