@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -83,32 +84,23 @@ def test_plans_are_valid_within_the_budget_and_above_the_bound(graph, share):
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(max_ops=9))
-def test_the_bound_holds_for_every_answer(graph):
-    """Brute force: no combination of answers beats the bound at its own peak."""
+@given(graphs(max_ops=9), st.randoms(use_true_random=False))
+def test_the_bound_holds_for_every_answer(graph, random):
+    """No combination of answers and choices beats the bound at its own peak: all of them, or some hundred at random."""
     assume(all(v.keep for v in graph.values))
     search = Search(make_problem(graph))
     gaps = np.flatnonzero(search.problem.gaps.open)
     assume(0 < len(gaps) <= 6)
-    for code in range(3 ** len(gaps)):
-        state = search.problem.gaps.start_state.copy()
-        for gap in gaps:
-            code, state[gap] = divmod(code, 3)
-        for choice in _choices(search):
-            answers = search.play(state, choice)
-            if answers is not None:
-                bound = lower_bound(search.problem, answers.peak)
-                assert bound <= answers.seconds * (1 + 1e-9)
-
-
-def _choices(search):
-    """Every one of up to three choices, else none."""
-    places = search.moves.options[:3]
-    for code in range(4 ** len(places)):
-        choice = search.no_choice()
-        for place in places:
-            code, choice[place] = divmod(code, 4)
-        yield choice
+    codes = [*product(range(3), repeat=len(gaps))]
+    for code in random.sample(codes, min(len(codes), 243)):
+        state, choice = search.problem.gaps.start_state.copy(), search.no_choice()
+        state[gaps] = code
+        for place in search.moves.options:
+            choice[place] = random.randrange(4)
+        answers = search.play(state, choice)
+        if answers is not None:
+            bound = lower_bound(search.problem, answers.peak)
+            assert bound <= answers.seconds * (1 + 1e-9)
 
 
 def test_an_op_runs_in_the_way_that_fits():
