@@ -13,6 +13,16 @@ from lowtide.cli import explain
 from lowtide.cli.answer import Answer
 
 FLAGS = {
+    "bench": {
+        "name",
+        "--data",
+        "--model",
+        "--profile",
+        "--budget",
+        "--seconds",
+        "--all",
+        "-o --output",
+    },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
     "report": {"file"},
     "explain": {"code"},

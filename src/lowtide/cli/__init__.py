@@ -18,6 +18,7 @@ from typing import Protocol
 
 from lowtide import __version__
 from lowtide.cli.answer import Answer, show, show_error
+from lowtide.cli.bench import BenchCommand
 from lowtide.cli.cache import CacheCommand
 from lowtide.cli.explain import ExplainCommand
 from lowtide.cli.plan import PlanCommand
@@ -49,6 +50,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     PlanCommand(),
     ReportCommand(),
+    BenchCommand(),
     ExplainCommand(),
     CacheCommand(),
 )

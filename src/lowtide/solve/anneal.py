@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lowtide.solve.compiled import compiled
 from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
 from lowtide.solve.rollout import FAILED, run, weigh
+from lowtide.solve.sweeps import weigh_sweeps
 
 __all__ = ["FASTEST", "SMALLEST", "Moves", "anneal", "evaluate"]
 
@@ -38,22 +39,52 @@ class Moves(NamedTuple):
     twin: NDArray[Any]
     """For each gap the next one of the same shape, in a ring."""
     shape: NDArray[Any]
+    choosing: float
+    """How often a choice is changed."""
     options: NDArray[Any]
     """Places in `choice` with several options: makers of a storage, ways to run an op."""
     delays0: NDArray[Any]
     delays: NDArray[Any]
     delayable: NDArray[Any]
     """Waits of finished gradients that may be made at the end."""
+    storage: NDArray[Any]
+    """Of each gap."""
+    waits0: NDArray[Any]
+    waits: NDArray[Any]
+    """For each storage its open gaps, the last one left out."""
+    arriving0: NDArray[Any]
+    arriving: NDArray[Any]
+    """For each op the open gaps that end where it runs."""
 
 
 @compiled
-def evaluate(a, buffers, state, choice, limit, during):  # type: ignore[no-untyped-def]
+def evaluate(a, m, buffers, state, choice, limit, during):  # type: ignore[no-untyped-def]
     """(length, seconds, peak, bytes over the limit summed over positions); length FAILED if it cannot be played."""
-    seq_op, seq_pos, runs, alive, live, gap_now, marked, stack, burst = buffers
+    seq_op, seq_pos, runs, alive, live, gap_now, marked, stack, burst = buffers[:9]
     length = run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
     if length == FAILED:
         return FAILED, np.inf, 0, 0.0
-    seconds, peak = weigh(a, seq_op, seq_pos, length, live, runs, during)
+    if m.sweep.shape[0] > 0:
+        kept, computed, needed, chosen, kept_bytes, counts = buffers[9:]
+        seconds, peak = weigh_sweeps(
+            a,
+            m,
+            seq_op,
+            seq_pos,
+            length,
+            live,
+            runs,
+            during,
+            limit,
+            kept,
+            computed,
+            needed,
+            chosen,
+            kept_bytes,
+            counts,
+        )
+    else:
+        seconds, peak = weigh(a, seq_op, seq_pos, length, live, runs, during)
     over = 0.0
     for position in range(during.shape[0]):
         if during[position] > limit:
@@ -95,19 +126,40 @@ def _delay(state, moves, gaps, olds):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _propose(state, choice, moves, gaps, olds, chosen):  # type: ignore[no-untyped-def]
+def _choose(a, state, choice, moves, gaps, olds, chosen):  # type: ignore[no-untyped-def]
+    """Another maker for a storage, or another way to run an op; then often hold what that reads and drop what it does not."""
+    place = moves.options[np.random.randint(moves.options.shape[0])]
+    chosen[0] = choice[place]
+    choice[place] += 1 + np.random.randint(2)
+    op = place - a.bytes.shape[0]
+    count = 0
+    if op >= 0 and np.random.random() < 0.7:
+        way = a.ways[a.ways0[op] + choice[place] % (a.ways0[op + 1] - a.ways0[op])]
+        for g in range(moves.arriving0[op], moves.arriving0[op + 1]):
+            gap = moves.arriving[g]
+            answer = np.int8(DROP)
+            for k in range(a.parts0[way], a.parts0[way + 1]):
+                part = a.parts[k]
+                for i in range(a.reads0[part], a.reads0[part + 1]):
+                    if a.reads[i] == moves.storage[gap]:
+                        answer = np.int8(HOLD)
+            count = _set(state, gap, answer, gaps, olds, count)
+    return count, place
+
+
+@compiled
+def _propose(a, state, choice, moves, gaps, olds, chosen):  # type: ignore[no-untyped-def]
     """Change `state` (or `choice`) in place; note the old answers. Returns (changed gaps, changed storage or -1)."""
     kind = np.random.random()
     if kind < 0.05 and moves.delayable.shape[0] > 0:
         return _delay(state, moves, gaps, olds), -1
-    if kind < 0.08 and moves.options.shape[0] > 0:
-        storage = moves.options[np.random.randint(moves.options.shape[0])]
-        chosen[0] = choice[storage]
-        choice[storage] += 1
-        return 0, storage
+    if kind < 0.05 + moves.choosing and moves.options.shape[0] > 0:
+        return _choose(a, state, choice, moves, gaps, olds, chosen)
     first = moves.candidates[_pick(moves.cumulative)]
-    if kind < 0.45:
+    if kind < 0.40:
         return _set(state, first, _another(state[first]), gaps, olds, 0), -1
+    if kind < 0.48:
+        return _everywhere(state, moves.storage[first], moves, gaps, olds), -1
     if kind < 0.72:
         return _swap(state, first, moves, gaps, olds), -1
     if kind < 0.85:
@@ -126,6 +178,16 @@ def _swap(state, first, moves, gaps, olds):  # type: ignore[no-untyped-def]
             count = _set(state, other, np.int8(HOLD) if was_held else np.int8(DROP), gaps, olds, 0)
             break
     return _set(state, first, np.int8(DROP) if was_held else np.int8(HOLD), gaps, olds, count)
+
+
+@compiled
+def _everywhere(state, storage, moves, gaps, olds):  # type: ignore[no-untyped-def]
+    """Give all waits of a storage one answer."""
+    answer = np.int8(np.random.randint(3))
+    count = 0
+    for i in range(moves.waits0[storage], moves.waits0[storage + 1]):
+        count = _set(state, moves.waits[i], answer, gaps, olds, count)
+    return count
 
 
 @compiled
@@ -165,6 +227,7 @@ def _copy_block(state, first, moves, gaps, olds):  # type: ignore[no-untyped-def
 @compiled
 def anneal(  # type: ignore[no-untyped-def]
     a,
+    m,
     buffers,
     moves,
     state,
@@ -188,16 +251,16 @@ def anneal(  # type: ignore[no-untyped-def]
     olds = np.zeros(8 * _LONGEST_RUN, np.int8)
     chosen = np.zeros(1, np.int64)
     np.random.seed(seed)
-    _, seconds, peak, over = evaluate(a, buffers, state, choice, limit, during)
+    _, seconds, peak, over = evaluate(a, m, buffers, state, choice, limit, during)
     now = seconds + price * over if goal == FASTEST else float(peak) + seconds * 1e-6
     accepted = 0
     inside = 0
     for step in range(iterations):
         temperature = hot * (cold / hot) ** (step / iterations)
-        count, storage = _propose(state, choice, moves, gaps, olds, chosen)
+        count, storage = _propose(a, state, choice, moves, gaps, olds, chosen)
         if count == 0 and storage < 0:
             continue
-        length, seconds, peak, over = evaluate(a, buffers, state, choice, limit, during)
+        length, seconds, peak, over = evaluate(a, m, buffers, state, choice, limit, during)
         then = seconds + price * over if goal == FASTEST else float(peak) + seconds * 1e-6
         take = length != FAILED and (
             then <= now or np.random.random() < np.exp((now - then) / temperature)
@@ -223,7 +286,7 @@ def anneal(  # type: ignore[no-untyped-def]
             if step % 100 == 99:
                 change = 0.93 if inside > 0 else 1.08
                 inside = 0
-                _, seconds, peak, over = evaluate(a, buffers, state, choice, limit, during)
+                _, seconds, peak, over = evaluate(a, m, buffers, state, choice, limit, during)
                 price *= change
                 now = seconds + price * over
     return price, accepted

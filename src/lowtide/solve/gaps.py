@@ -53,7 +53,7 @@ class Gaps:
     """The waits of all storages, in the order they begin."""
 
     touches: Lists
-    """For each position the storages its op reads or makes ..."""
+    """For each position the storages its op reads, in whichever way, or makes ..."""
     next: Ints
     """... and, packed alike, the gap that begins there."""
     storage: Ints
@@ -85,13 +85,23 @@ class Layout:
     makes: list[list[int]]
     makers: list[list[int]]
     again: Flags
+    ways: Lists
+    parts: Lists
+
+    def read_by_any_way(self, op: int) -> list[int]:
+        parts = [part for way in self.ways[op].tolist() for part in self.parts[way].tolist()]
+        return [s for part in parts for s in self.reads[part]]
 
     def storages(self, names: set[str]) -> set[int]:
         return {self.number[n] for n in names if n in self.number}
 
 
 def find_gaps(layout: Layout) -> Gaps:
-    touches = [list(dict.fromkeys(layout.reads[o] + layout.makes[o])) for o in layout.order]
+    captured = {s for o in layout.order for s in layout.reads[o] + layout.makes[o]}
+    touches = [
+        [s for s in dict.fromkeys(layout.read_by_any_way(o) + layout.makes[o]) if s in captured]
+        for o in layout.order
+    ]
     storage: list[int] = []
     start: list[int] = []
     end: list[int] = []

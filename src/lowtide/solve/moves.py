@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowtide.solve.anneal import Moves
-from lowtide.solve.gaps import NEVER
+from lowtide.solve.gaps import NEVER, Lists, pack
 from lowtide.solve.problem import Problem
 
 __all__ = ["make_moves"]
@@ -19,17 +19,41 @@ def make_moves(problem: Problem) -> Moves:
     weight[problem.gaps.end[candidates] == NEVER] *= 0.3
     shape = _shapes(problem)
     options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
+    several = np.flatnonzero(options > 1)
+    waits, arriving = _waits(problem, candidates), _arriving(problem, candidates)
     return Moves(
-        candidates,
-        np.cumsum(weight),
-        problem.gaps.end,
-        _twins(shape),
-        shape,
-        np.flatnonzero(options > 1),
-        problem.gaps.delays.start,
-        problem.gaps.delays.items,
-        np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),
+        candidates=candidates,
+        cumulative=np.cumsum(weight),
+        gap_end=problem.gaps.end,
+        twin=_twins(shape),
+        shape=shape,
+        choosing=0.03 + 0.15 * len(several) / max(1, len(several) + len(candidates)),
+        options=several,
+        delays0=problem.gaps.delays.start,
+        delays=problem.gaps.delays.items,
+        delayable=np.flatnonzero(np.diff(problem.gaps.delays.start) > 0),
+        storage=problem.gaps.storage,
+        waits0=waits.start,
+        waits=waits.items,
+        arriving0=arriving.start,
+        arriving=arriving.items,
     )
+
+
+def _waits(problem: Problem, candidates: NDArray[np.int64]) -> Lists:
+    rows: list[list[int]] = [[] for _ in problem.storage_names]
+    for gap in candidates[problem.gaps.end[candidates] != NEVER].tolist():
+        rows[int(problem.gaps.storage[gap])].append(gap)
+    return pack(rows)
+
+
+def _arriving(problem: Problem, candidates: NDArray[np.int64]) -> Lists:
+    rows: list[list[int]] = [[] for _ in problem.seconds]
+    for gap in candidates.tolist():
+        end = int(problem.gaps.end[gap])
+        if end != NEVER:
+            rows[int(problem.order[end])].append(gap)
+    return pack(rows)
 
 
 def _shapes(problem: Problem) -> NDArray[np.int64]:

@@ -147,7 +147,9 @@ def make_problem(graph: Graph) -> Problem:
             ]
         ),
         finished=np.isin(np.arange(len(storages)), [s for row in reads[len(ops) :] for s in row]),
-        gaps=find_gaps(Layout(graph, folded, number, order, segment, reads, makes, makers, again)),
+        gaps=find_gaps(
+            Layout(graph, folded, number, order, segment, reads, makes, makers, again, ways, parts)
+        ),
     )
 
 

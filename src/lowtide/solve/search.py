@@ -23,22 +23,38 @@ from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
 from lowtide.solve.moves import make_moves
 from lowtide.solve.problem import Problem
 from lowtide.solve.rollout import FAILED, Arrays, arrays
+from lowtide.solve.sweeps import NO_SWEEPS, Sweeps, sweep_buffers
 
-__all__ = ["Answers", "Search"]
+__all__ = ["Answers", "Pace", "Search"]
 
 _LONGEST = 12
 """A program may be at most this many times as long as the captured step."""
 _TOO_SLOW = 2.5
 """The greedy start gives up on drops that make the step this many times slower."""
 _DESCENTS = 400
-_ROUND = 0.5
-_PATIENCE = 4.0
 _NOTABLE = 2e-4
-"""Annealing stops once so many seconds, and half the time it took so far, went by without a notable improvement."""
+"""An improvement by less is none."""
 _BITE = 6
 """The greedy start frees this part of what is over the limit before it looks again: drops make other drops dearer."""
 _SMALL = 500
 """... and leaves tensors alone that are smaller than this part of it."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How annealing spends its time: in rounds that start from the best so far, each from hot to cold."""
+
+    round: float
+    """Seconds."""
+    most: int
+    """Proposals in a round."""
+    heats: tuple[float, ...]
+    """Of the rounds, in turn: as parts of the step's seconds."""
+    patience: float
+    """It ends once so many seconds, and half the time it took so far, went by without a notable improvement."""
+
+
+_QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 4.0)
 
 
 @dataclass(frozen=True)
@@ -55,8 +71,8 @@ class Answers:
 class Search:
     """Buffers and moves for one problem; every method returns `Answers` that were played in full."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, sweeps: Sweeps = NO_SWEEPS) -> None:
+        self.problem, self.sweeps = problem, sweeps
         self.arrays: Arrays = arrays(problem)
         n_ops, n_storages = len(problem.op_names), len(problem.storage_names)
         length = _LONGEST * len(problem.order) + 1000
@@ -70,10 +86,13 @@ class Search:
             np.zeros(n_ops, np.bool_),
             np.zeros(8 * n_ops + 1000, np.int64),
             np.zeros(n_ops + 2, np.int64),
+            *sweep_buffers(sweeps),
         )
         self.during = np.zeros(len(problem.order), np.int64)
         self.keep_all_seconds = problem.captured_seconds
         self.play_seconds = 0.0
+        self.room = 2**62
+        """Bytes that sweeps may choose their algorithms for."""
         self.interrupted = False
         """Ctrl-C was pressed: every search returns the best it has."""
         self.delayable = np.diff(problem.gaps.delays.start) > 0
@@ -85,7 +104,7 @@ class Search:
         if self.has_choices:
             state, choice = start.state.copy(), start.choice.copy()
             anneal(
-                self.arrays, self.buffers, self.moves, state, choice, state.copy(), choice.copy(),
+                self.arrays, self.sweeps, self.buffers, self.moves, state, choice, state.copy(), choice.copy(),
                 np.zeros(2), 0, FASTEST, 1, 1.0, 1.0, 0.0, 0,
             )  # fmt: skip
         started = time.perf_counter()
@@ -102,7 +121,7 @@ class Search:
         """None where something that was dropped cannot be made again."""
         chosen = self.no_choice() if choice is None else choice
         length, seconds, peak, _ = evaluate(
-            self.arrays, self.buffers, state, chosen, 2**62, self.during
+            self.arrays, self.sweeps, self.buffers, state, chosen, self.room, self.during
         )
         if length == FAILED:
             return None
@@ -127,7 +146,13 @@ class Search:
 
     def program(self, answers: Answers) -> Program:
         length, *_ = evaluate(
-            self.arrays, self.buffers, answers.state, answers.choice, 2**62, self.during
+            self.arrays,
+            self.sweeps,
+            self.buffers,
+            answers.state,
+            answers.choice,
+            self.room,
+            self.during,
         )
         ops, positions, runs = (
             self.buffers[0][:length],
@@ -262,6 +287,7 @@ class Search:
         seed: int = 0,
         goal: int = FASTEST,
         enough: float = 0.0,
+        pace: Pace = _QUICK,
         report: Callable[[Answers], None] | None = None,
     ) -> Answers:
         """Anneal from `start` until the clock says `until` (time.perf_counter), a plan takes at most `enough` seconds, or Ctrl-C."""
@@ -272,7 +298,6 @@ class Search:
         record = np.array([start.seconds, start.peak - self.problem.base_bytes], np.float64)
         price = start.seconds / max(self.problem.bytes.sum() * 10.0, 1.0)
         span = max(start.seconds if goal == FASTEST else float(record[1]), 1e-12)
-        heats = (3e-4, 3e-5, 3e-3, 1e-4)
         round_ = 0
         began = improved = time.perf_counter()
         try:
@@ -281,14 +306,14 @@ class Search:
             while (now := time.perf_counter()) < until and not self.interrupted:
                 if goal == FASTEST and record[0] <= enough:
                     break
-                if now - improved > _PATIENCE + 0.5 * (improved - began):
+                if now - improved > pace.patience + 0.5 * (improved - began):
                     break
                 state, choice = best.copy(), best_choice.copy()
                 before = record.copy()
-                heat = heats[round_ % len(heats)]
+                heat = pace.heats[round_ % len(pace.heats)]
                 price, _ = anneal(
-                    self.arrays, self.buffers, self.moves, state, choice, best, best_choice, record,
-                    room, goal, self._iterations(until), span * heat, span * heat * 1e-2, price, seed + round_,
+                    self.arrays, self.sweeps, self.buffers, self.moves, state, choice, best, best_choice, record,
+                    room, goal, self._iterations(until, pace), span * heat, span * heat * 1e-2, price, seed + round_,
                 )  # fmt: skip
                 round_ += 1
                 if record[goal] < before[goal] * (1 - _NOTABLE):
@@ -306,12 +331,12 @@ class Search:
             state.copy(), choice.copy(), float(record[0]), int(record[1]) + self.problem.base_bytes
         )
 
-    def _iterations(self, until: float) -> int:
-        """So many that a round takes about half a second, or what is left."""
+    def _iterations(self, until: float, pace: Pace) -> int:
+        """So many that a round takes as long as it should, or what is left."""
         if self.play_seconds == 0.0:
             self.warm_up()
-        left = min(_ROUND, until - time.perf_counter())
-        return max(20, min(20_000, int(left / self.play_seconds)))
+        left = min(pace.round, until - time.perf_counter())
+        return max(20, min(pace.most, int(left / self.play_seconds)))
 
     def floor(self, *, until: float, seed: int = 0) -> Answers:
         """The smallest peak found."""
