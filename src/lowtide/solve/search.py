@@ -51,7 +51,8 @@ class Pace:
     heats: tuple[float, ...]
     """Of the rounds, in turn: as parts of the step's seconds."""
     patience: float
-    """It ends once so many seconds, and half the time it took so far, went by without a notable improvement."""
+    """It ends once so many seconds, one try of every gap, and half the time it took so far went by without a notable
+    improvement."""
 
 
 _QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 4.0)
@@ -298,6 +299,7 @@ class Search:
         record = np.array([start.seconds, start.peak - self.problem.base_bytes], np.float64)
         price = start.seconds / max(self.problem.bytes.sum() * 10.0, 1.0)
         span = max(start.seconds if goal == FASTEST else float(record[1]), 1e-12)
+        patience = pace.patience + self.play_seconds * len(self.moves.candidates)
         round_ = 0
         began = improved = time.perf_counter()
         try:
@@ -306,7 +308,7 @@ class Search:
             while (now := time.perf_counter()) < until and not self.interrupted:
                 if goal == FASTEST and record[0] <= enough:
                     break
-                if now - improved > pace.patience + 0.5 * (improved - began):
+                if now - improved > patience + 0.5 * (improved - began):
                     break
                 state, choice = best.copy(), best_choice.copy()
                 before = record.copy()
