@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import lowtide
@@ -87,13 +85,9 @@ def lean() -> Plan:
     """Everything kept, and every convolution's backward in the way that needs the least memory."""
     plan = lowtide.fit(Net(), images(), budget="100%", seconds=0.2)
     search = Search(make_problem(plan.graph))
-    answers = search.play(plan_state(search), search.lean_choice())
+    answers = search.play(search.problem.gaps.start_state, search.lean_choice())
     assert answers is not None
     return replace(plan, program=search.program(answers))
-
-
-def plan_state(search: Search) -> NDArray[np.int8]:
-    return search.problem.gaps.start_state.copy()
 
 
 def used_rules(plan: Plan) -> set[str]:

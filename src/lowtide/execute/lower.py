@@ -135,17 +135,15 @@ class _Lowering:
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])
             form, args = Form(again.replay, (), {}), (*noted, *args)
-        call = self.call(form.target, args, kwargs, self.meta(op, node))
+        call = self.call(form.target, args, kwargs, self.meta(op, node, form))
         skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
         self.put(op, call, skipped)
         self.ran.add(op.name)
 
-    def meta(self, op: Op, node: fx.Node) -> dict[str, Any]:
+    def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
         """The captured call's, but for a copy its original's in the copy's layout."""
         if op.target != "lowtide.copy":
             return node.meta
-        form = form_of(self.captured, op)
-        assert form is not None
         original = form.args[0].meta
         with original["val"].fake_mode:
             return {**original, "val": form.target(original["val"], **form.kwargs)}

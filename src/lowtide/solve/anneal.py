@@ -130,8 +130,12 @@ def _choose(a, state, choice, moves, gaps, olds, chosen):  # type: ignore[no-unt
     """Another maker for a storage, or another way to run an op; then often hold what that reads and drop what it does not."""
     place = moves.options[np.random.randint(moves.options.shape[0])]
     chosen[0] = choice[place]
-    choice[place] += 1 + np.random.randint(2)
     op = place - a.bytes.shape[0]
+    if op >= 0:
+        options = a.ways0[op + 1] - a.ways0[op]
+    else:
+        options = a.makers0[place + 1] - a.makers0[place]
+    choice[place] += 1 + np.random.randint(options - 1)
     count = 0
     if op >= 0 and np.random.random() < 0.7:
         way = a.ways[a.ways0[op] + choice[place] % (a.ways0[op + 1] - a.ways0[op])]
