@@ -9,7 +9,17 @@ import pytest
 
 import lowtide
 
-NAMES = {"BudgetError", "LowtideError", "Plan", "apply", "fit", "load", "measure_peak", "plan"}
+NAMES = {
+    "BudgetError",
+    "LowtideError",
+    "Plan",
+    "apply",
+    "fit",
+    "frontier",
+    "load",
+    "measure_peak",
+    "plan",
+}
 
 
 def run_python(code: str) -> str:

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lowtide.api import apply, fit, load, measure_peak, plan
+    from lowtide.api import apply, fit, frontier, load, measure_peak, plan
     from lowtide.errors import BudgetError, LowtideError
     from lowtide.plan.plan import Plan
 
@@ -24,6 +24,7 @@ __all__ = [
     "Plan",
     "apply",
     "fit",
+    "frontier",
     "load",
     "measure_peak",
     "plan",
@@ -35,6 +36,7 @@ _HOME = {
     "Plan": "lowtide.plan.plan",
     "apply": "lowtide.api",
     "fit": "lowtide.api",
+    "frontier": "lowtide.api",
     "load": "lowtide.api",
     "measure_peak": "lowtide.api",
     "plan": "lowtide.api",

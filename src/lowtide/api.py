@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["apply", "fit", "load", "measure_peak", "plan"]
+    from lowtide.plan.frontier import Frontier
+
+__all__ = ["apply", "fit", "frontier", "load", "measure_peak", "plan"]
 
 log = logging.getLogger("lowtide")
 EXECUTORS = ("aten",)
@@ -69,19 +71,47 @@ def plan(
     from lowtide.solve.planner import solve
     from lowtide.solve.result import Status
 
-    graph = source.graph if isinstance(source, Plan) else source
-    if rules is not None or not any(o.rule for o in graph.ops):
-        chosen = DEFAULT_RULES if rules is None else rules
-        # What a probed rule's ops cost, and whether they may be used, only the device can tell.
-        known = [rule for rule in chosen if not rule.probed]
-        graph = add_makers(graph.as_captured(), known, allow)
+    graph = _with_makers(source, rules, allow)
     before = simulate(graph, unplanned(graph)).peak
-    limit = _bytes(parse_budget(budget), before)
+    limit = parse_budget(budget).bytes_of(before)
     result = solve(graph, limit, solver=solver, seconds=seconds)
     if result.status is Status.INFEASIBLE:
         raise budget_error(graph, result.program, limit, before)
     made = plan_of(graph, limit, result, allow=tuple(allow))
     return replace(made, environment=source.environment) if isinstance(source, Plan) else made
+
+
+def frontier(
+    source: Graph | Plan,
+    points: int = 12,
+    *,
+    seconds: float = 30.0,
+    allow: Sequence[str] = (),
+    rules: Sequence[Rule] | None = None,
+) -> Frontier:
+    """The memory/time curve of a graph, or of a saved plan's graph: a plan for each of `points` budgets. Needs no torch."""
+    from lowtide.plan.frontier import Frontier
+    from lowtide.solve.frontier import solve_frontier
+
+    graph = _with_makers(source, rules, allow)
+    environment = source.environment if isinstance(source, Plan) else {}
+    found = solve_frontier(graph, points, seconds=seconds)
+    return Frontier(
+        tuple(
+            plan_of(graph, budget, result, allow=tuple(allow), environment=environment)
+            for budget, result in found
+        )
+    )
+
+
+def _with_makers(source: Graph | Plan, rules: Sequence[Rule] | None, allow: Sequence[str]) -> Graph:
+    graph = source.graph if isinstance(source, Plan) else source
+    if rules is None and any(o.rule for o in graph.ops):
+        return graph
+    chosen = DEFAULT_RULES if rules is None else rules
+    # What a probed rule's ops cost, and whether they may be used, only the device can tell.
+    known = [rule for rule in chosen if not rule.probed]
+    return add_makers(graph.as_captured(), known, allow)
 
 
 def apply(model: nn.Module, plan: Plan) -> None:
@@ -139,13 +169,3 @@ def make_options(
     return Options(
         budget=parse_budget(budget), allow=words, rules=rules, solver=solver, seconds=float(seconds)
     )
-
-
-def _bytes(budget: Budget, unplanned_peak: int) -> int:
-    if budget.device:
-        raise OptionError(
-            'budget "device" needs the device: give a size or a share of the unplanned peak'
-        )
-    if budget.bytes is not None:
-        return budget.bytes
-    return int(unplanned_peak * (budget.fraction or 1.0))

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from lowtide.errors import BudgetFormatError
+from lowtide.errors import BudgetFormatError, OptionError
 
 __all__ = [
     "Budget",
@@ -51,6 +51,16 @@ class Budget:
     """Share of the unplanned step's peak."""
     device: bool = False
     """What is free on the device when the plan is made."""
+
+    def bytes_of(self, unplanned_peak: int) -> int:
+        """For a step with this peak, where no device is at hand."""
+        if self.device:
+            raise OptionError(
+                'budget "device" needs the device: give a size or a share of the unplanned peak'
+            )
+        return (
+            self.bytes if self.bytes is not None else int(unplanned_peak * (self.fraction or 1.0))
+        )
 
     def __str__(self) -> str:
         if self.bytes is not None:

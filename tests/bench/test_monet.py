@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +15,7 @@ from lowtide.bench.monet import Instance, read_instance
 from lowtide.bench.monet_run import plan_one, table
 from lowtide.cli import main
 from lowtide.errors import FileFormatError
+from lowtide.solve.search import Effort
 
 Json = dict[str, Any]
 KIB = 1024
@@ -222,12 +222,12 @@ def test_weighed_as_the_paper_says(seed: int, tmp_path: Path):
     for limit in (10**9, 150_000, 60_000):
         search = instance.search(limit)
         for _ in range(8):
-            state, choice = search.problem.gaps.start_state.copy(), search.no_choice()
+            state, choice = search.problem.gaps.start_state.copy(), search.player.no_choice()
             for gap in np.flatnonzero(search.problem.gaps.open):
                 state[gap] = rng.randrange(3)
             for place in search.moves.options:
                 choice[place] = rng.randrange(6)
-            answers = search.play(state, choice)
+            answers = search.player.play(state, choice)
             if answers is None:
                 continue
             ms, peak = judge.evaluate(instance.schedule(search, answers, 1.0))
@@ -239,7 +239,7 @@ def test_weighed_as_the_paper_says(seed: int, tmp_path: Path):
 def test_a_plan_is_valid_within_its_budget(seed: int, tmp_path: Path):
     net, instance = written(tmp_path, seed)
     most = instance.search(2**40).keep_all().peak
-    least = instance.search(0).floor(until=time.perf_counter() + 0.5).peak
+    least = instance.search(0).floor(effort=Effort(0.5)).peak
     budget = (least + most) / 2
     row = plan_one(tmp_path, "small", "all", budget / 2**30, 2.0)
     ms, peak = Judge(net).evaluate(row.schedule)

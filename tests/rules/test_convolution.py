@@ -85,7 +85,7 @@ def lean() -> Plan:
     """Everything kept, and every convolution's backward in the way that needs the least memory."""
     plan = lowtide.fit(Net(), images(), budget="100%", seconds=0.2)
     search = Search(make_problem(plan.graph))
-    answers = search.play(search.problem.gaps.start_state, search.lean_choice())
+    answers = search.player.play(search.problem.gaps.start_state, search.player.lean_choice())
     assert answers is not None
     return replace(plan, program=search.program(answers))
 

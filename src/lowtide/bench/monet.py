@@ -18,8 +18,9 @@ import numpy as np
 from lowtide.errors import FileFormatError
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.solve.gaps import pack
+from lowtide.solve.play import Answers
 from lowtide.solve.problem import Problem, make_problem
-from lowtide.solve.search import Answers, Search
+from lowtide.solve.search import Search
 from lowtide.solve.sweeps import Sweeps
 
 __all__ = ["Instance", "read_instance"]
@@ -51,13 +52,16 @@ class Instance:
 
     def search(self, budget: int) -> Search:
         search = Search(self.problem, self.sweeps)
-        search.room = budget
+        search.set_room(budget)
         return search
 
     def schedule(self, search: Search, answers: Answers, budget_gb: float) -> Json:
         """In the form of the published example_schedules.json."""
-        search.play(answers.state, answers.choice)
-        kept, computed, _, chosen = search.buffers[9:13]
+        record = search.player.buffers.sweeps
+        record.recording[0] = True
+        search.player.play(answers.state, answers.choice)
+        record.recording[0] = False
+        kept, computed, chosen = record.kept, record.made, record.chosen
         loss = len(self.names) - 1
         steps = []
         for t in range(len(self.backward) + 1):

@@ -16,7 +16,8 @@ from typing import Any
 
 from lowtide.bench.monet import Instance, read_instance
 from lowtide.errors import FileFormatError, LowtideError
-from lowtide.solve.search import Answers, Pace, Search
+from lowtide.solve.play import Answers
+from lowtide.solve.search import Effort, Pace, Search
 
 __all__ = ["FULL", "Row", "plan_all", "plan_one", "table"]
 
@@ -70,10 +71,11 @@ def plan_one(folder: Path, model: str, profile: str, budget_gb: float, seconds: 
 def _plan(search: Search, limit: int, started: float, seconds: float) -> Answers:
     start = search.descend(limit)
     if start is None or start.peak > limit:
-        start = search.floor(until=started + _START * seconds)
+        start = search.floor(effort=Effort(_START * seconds))
     if start.peak > limit:
         return start
-    return search.improve(start, limit, until=started + seconds, pace=_pace(seconds))
+    left = Effort(started + seconds - time.perf_counter())
+    return search.improve(start, limit, effort=left, pace=_pace(seconds))
 
 
 def _pace(seconds: float) -> Pace:

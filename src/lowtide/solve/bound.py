@@ -1,165 +1,108 @@
 """How fast can any program within the budget be at best? A lower bound that holds for every order and every choice.
 
-Pick a captured op b of the last segment. When b first runs, nothing that depends on b has run. So every storage made before
-the last segment that some op depending on b must read is either there while b runs, or will be made again later, which costs
+Everything that is certainly made costs at least the fastest way to make it once (`solve/needs.py`). On top of that comes what
+memory forces to be made again. Pick a captured op b of the last segment. When b first runs, everything that b depends on has
+been made; of that, what ops depending on b must still read is either there while b runs, or is made again later, which costs
 at least the seconds of its cheapest maker. What fits beside b's own inputs, outputs and workspace is a knapsack; its
-fractional relaxation is a lower bound on the extra seconds, and the best bound over all b counts.
+fractional relaxation is a lower bound on the extra seconds, and the best over all b counts.
 
-Each output that something needs is made at least once, hence the base: for each captured op the fastest set of its forms that
-makes what is needed of it. Where an output can be made by several forms, it certainly depends on what they all read; and where
-b has several, it is the leanest op among them that everything else must fit beside.
+`tighter_bound` asks more of fewer moments: what is made again must be made from something (`solve/relaxation.py`).
 """
 
 from __future__ import annotations
 
-from itertools import combinations
+import time
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lowtide.solve.compiled import compiled
-from lowtide.solve.gaps import Lists, pack
+from lowtide.solve.gaps import pack
+from lowtide.solve.needs import Needs
 from lowtide.solve.problem import Problem
+from lowtide.solve.relaxation import relaxed_extra
 
-__all__ = ["lower_bound"]
+__all__ = ["lower_bound", "tighter_bound"]
 
 _MOMENTS = 200
 """Ops tried as b: enough to find the tight ones, few enough for 50,000 ops."""
+_LARGEST = 6000
+"""Storages up to which a linear program is worth its time."""
+_TRIES = 12
+"""Moments, the most promising first."""
 
 
 def lower_bound(problem: Problem, limit: int) -> float:
-    needs = _Needs(problem)
-    last = int(problem.segment.max()) if len(problem.segment) else 0
-    backward = np.flatnonzero(problem.segment == last)
-    if last == 0 or not len(backward):
-        return needs.seconds
-    room = limit - problem.base_bytes
-    items = _Items(problem, needs, last)
-    extra = 0.0
-    for index in range(0, len(backward), max(1, len(backward) // _MOMENTS)):
-        extra = max(extra, items.least_extra(int(backward[index]), room))
-    return needs.seconds + extra
+    needs = Needs(problem)
+    return needs.seconds + max(_Moments(problem, needs, limit).extras.values(), default=0.0)
 
 
-class _Needs:
-    """What is certainly made, from what, and how fast at best. Found backwards from what the caller gets."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-        self.forms = _forms(problem)
-        self.certain = problem.finished.copy()
-        self.captured = np.zeros(len(problem.storage_names), np.bool_)
-        self.captured[problem.gaps.storage] = True
-        self.seconds = 0.0
-        rows: list[tuple[int, int, list[int]]] = []
-        for position in range(len(problem.order) - 1, -1, -1):
-            rows += self.visit(position, int(problem.order[position]))
-        rows.reverse()
-        self.position = np.array([r[0] for r in rows], np.int64)
-        """Of each certain output, in captured order: the position of its captured op, ..."""
-        self.output = np.array([r[1] for r in rows], np.int64)
-        self.reads: Lists = pack([r[2] for r in rows])
-        """... and what every form that makes it reads."""
-
-    def visit(self, position: int, op: int) -> list[tuple[int, int, list[int]]]:
-        problem = self.problem
-        made = [s for s in problem.makes[op].tolist() if self.certain[s] or problem.effect[op]]
-        if problem.effect[op]:
-            self.certain[problem.reads[op]] = True
-        forms = [op] if problem.effect[op] else [op, *self.forms.get(op, ())]
-        if made:
-            self.seconds += _fastest(problem, forms, set(made))
-        elif problem.effect[op]:
-            self.seconds += float(problem.seconds[op])
-        rows = []
-        for output in made:
-            read = [self.sources(f) for f in forms if output in problem.makes[f]]
-            always = sorted(set.intersection(*read))
-            self.certain[always] = True
-            rows.append((position, output, always))
-        return rows
-
-    def sources(self, op: int) -> set[int]:
-        """The captured storages an op needs: for a copy that only rules make, what it is made from."""
-        problem = self.problem
-        found: set[int] = set()
-        pending = problem.reads[op].tolist()
-        while pending:
-            storage = pending.pop()
-            makers = problem.makers[storage]
-            if self.captured[storage] or len(makers) != 1:
-                found.add(storage)
-            else:
-                pending += problem.reads[makers[0]].tolist()
-        return found
+def tighter_bound(problem: Problem, limit: int, seconds: float) -> float:
+    """The same by linear programs, in at most about so many seconds."""
+    started = time.perf_counter()
+    needs = Needs(problem)
+    moments = _Moments(problem, needs, limit)
+    best = max(moments.extras.values(), default=0.0)
+    if len(problem.storage_names) > _LARGEST:
+        return needs.seconds + best
+    for position in sorted(moments.extras, key=lambda p: -moments.extras[p])[:_TRIES]:
+        left = seconds - (time.perf_counter() - started)
+        if left <= 0 or not moments.extras[position]:
+            break
+        best = max(best, relaxed_extra(problem, needs, position, moments.room, left))
+    return needs.seconds + best
 
 
-def _forms(problem: Problem) -> dict[int, list[int]]:
-    """For each captured op the rules' ops that make some of its outputs in its place."""
-    found: dict[int, list[int]] = {}
-    for number, name in enumerate(problem.op_names):
-        op = problem.graph.op[name]
-        if op.of and op.of in problem.op_index:
-            whole = problem.op_index[op.of]
-            if set(problem.makes[whole]) & set(problem.makes[number]):
-                found.setdefault(whole, []).append(number)
-    return found
+class _Moments:
+    """The knapsack at each moment that is tried."""
 
-
-def _fastest(problem: Problem, forms: list[int], wanted: set[int]) -> float:
-    """Seconds of the fastest set of forms that makes all of these."""
-    if len(forms) == 1:
-        return float(problem.seconds[forms[0]])
-    makes = {f: wanted & set(problem.makes[f].tolist()) for f in forms}
-    return min(
-        float(problem.seconds[list(chosen)].sum())
-        for count in range(1, len(wanted) + 1)
-        for chosen in combinations(forms, count)
-        if set().union(*(makes[f] for f in chosen)) == wanted
-    )
-
-
-class _Items:
-    """Storages of earlier segments that the last one reads, and the cheapest way to have each made again."""
-
-    def __init__(self, problem: Problem, needs: _Needs, last: int) -> None:
+    def __init__(self, problem: Problem, needs: Needs, limit: int) -> None:
         self.problem, self.needs = problem, needs
-        count = len(problem.storage_names)
-        self.last = last
-        made_before = np.zeros(count, np.bool_)
-        for position in np.flatnonzero(problem.segment < last):
-            made_before[problem.makes[problem.order[position]]] = True
-        self.made_before = made_before
-        self.cheapest = np.full(count, np.inf)
-        for storage in np.flatnonzero(made_before).tolist():
-            for maker in problem.makers[storage]:
-                if problem.again[maker, last]:
-                    shared = max(1, len(problem.makes[maker]))
-                    self.cheapest[storage] = min(
-                        self.cheapest[storage], problem.seconds[maker] / shared
-                    )
-        self.tainted = np.zeros(count, np.bool_)
-        self.read = np.zeros(count, np.bool_)
+        self.room = limit - problem.base_bytes
+        self.extras: dict[int, float] = {}
+        """By position."""
+        last = int(problem.segment.max()) if len(problem.segment) else 0
+        backward = np.flatnonzero(problem.segment == last)
+        if last == 0 or not len(backward):
+            return
+        self.cheapest = self._cheapest(last)
+        several = [
+            made for op in range(len(problem.op_names)) if len(made := problem.makes[op]) > 1
+        ]
+        self.together = pack([made[needs.certain[made]].tolist() for made in several])
+        """What ops make besides each other, of what is certainly made."""
+        for position in backward[:: max(1, len(backward) // _MOMENTS)].tolist():
+            if len(problem.makes[problem.order[position]]):
+                self.extras[position] = self._least_extra(position)
 
-    def least_extra(self, position: int, room: int) -> float:
-        """Fractional knapsack at the moment this captured op runs."""
+    def _cheapest(self, last: int) -> NDArray[np.float64]:
+        """The least seconds to make each storage again in the last segment, shared among what is made together."""
+        problem = self.problem
+        cheapest = np.full(len(problem.storage_names), np.inf)
+        for op, name in enumerate(problem.op_names):
+            if problem.again[op, last] or problem.graph.op[name].segment == last:
+                made = problem.makes[op]
+                cheapest[made] = np.minimum(cheapest[made], problem.seconds[op] / max(1, len(made)))
+        return cheapest
+
+    def _least_extra(self, position: int) -> float:
+        """Fractional knapsack at the moment this captured op first runs."""
         problem, needs = self.problem, self.needs
-        op = problem.order[position]
-        self.tainted[:] = False
-        self.read[:] = False
-        self.tainted[problem.makes[op]] = True
-        first = int(np.searchsorted(needs.position, position, side="right"))
-        _read_after(
-            needs.output, needs.reads.start, needs.reads.items, first, self.tainted, self.read
-        )
-        needed = self.read & ~self.tainted
+        op = int(problem.order[position])
+        before = needs.made_before(position)
+        needed = needs.read_for(needs.dependent(position)) & before
         needed[problem.reads[op]] = False
         needed[problem.makes[op]] = False
-        free = room - self.least_beside(op)
-        wanted = np.flatnonzero(needed & self.made_before & (problem.bytes > 0))
-        excess = int(problem.bytes[wanted].sum()) - free
+        wanted = np.flatnonzero(needed & (problem.bytes > 0))
+        excess = int(problem.bytes[wanted].sum()) - (self.room - needs.least_beside(op))
         if excess <= 0:
             return 0.0
-        size, cost = problem.bytes[wanted].astype(np.float64), self.cheapest[wanted]
+        cheapest = self.cheapest.copy()
+        for row in range(len(self.together.start) - 1):
+            # What makes it again may be the first to make what is made with it: then that is no extra.
+            made = self.together[row]
+            if not before[made].all():
+                cheapest[made] = 0.0
+        size, cost = problem.bytes[wanted].astype(np.float64), cheapest[wanted]
         usable = np.isfinite(cost)
         order = np.argsort(cost[usable] / size[usable])
         size, cost = size[usable][order], cost[usable][order]
@@ -167,29 +110,5 @@ class _Items:
         full = int(np.searchsorted(freed, excess))
         if full >= len(size):
             return float(cost.sum())
-        before = float(freed[full - 1]) if full else 0.0
-        return float(cost[:full].sum() + cost[full] * (excess - before) / size[full])
-
-    def least_beside(self, op: int) -> int:
-        """The fewest bytes in use while anything runs that makes some of this op's outputs."""
-        problem = self.problem
-        found = []
-        for form in (op, *self.needs.forms.get(op, ())):
-            own = np.unique(np.concatenate([problem.reads[form], problem.makes[form]]))
-            found.append(int(problem.bytes[own].sum()) + int(problem.workspace[form]))
-        return min(found)
-
-
-@compiled
-def _read_after(output, reads0, reads, first, tainted, read):  # type: ignore[no-untyped-def]
-    """What is read to make outputs that depend on a tainted storage? Fills `read`, and taints these outputs."""
-    for row in range(first, output.shape[0]):
-        depends = False
-        for i in range(reads0[row], reads0[row + 1]):
-            if tainted[reads[i]]:
-                depends = True
-                break
-        if depends:
-            for i in range(reads0[row], reads0[row + 1]):
-                read[reads[i]] = True
-            tainted[output[row]] = True
+        whole = float(freed[full - 1]) if full else 0.0
+        return float(cost[:full].sum() + cost[full] * (excess - whole) / size[full])

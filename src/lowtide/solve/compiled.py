@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPILED", "compiled"]
+__all__ = ["COMPILED", "compiled", "inlined"]
 
 try:
     from numba import njit
@@ -28,16 +28,24 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for a function over arrays and numbers."""
     if not COMPILED:
         return function
-    fast: Callable[..., Any] = njit(cache=True)(function)
+    fast: Callable[..., Any] = njit(cache=True, nogil=True)(function)
+    return fast
+
+
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a helper in an inner loop. A call would copy every array of the tuples it is given, a few hundred words."""
+    if not COMPILED:
+        return function
+    fast: Callable[..., Any] = njit(inline="always", nogil=True)(function)
     return fast
 
 
 def _remove_stale_caches(folder: Path) -> None:
     with suppress(OSError):
         newest = max(source.stat().st_mtime for source in folder.glob("*.py"))
-        for index in folder.glob("__pycache__/*.nbi"):
-            if index.stat().st_mtime < newest:
-                index.unlink()
+        for cached in folder.glob("__pycache__/*.nb[ci]"):
+            if cached.stat().st_mtime < newest:
+                cached.unlink()
 
 
 _remove_stale_caches(Path(__file__).parent)

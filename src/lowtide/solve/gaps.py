@@ -8,6 +8,8 @@ A **gap** is the time between two captured ops that touch a storage. Open are:
   held so long. A gradient of a late layer can be far larger than its makings, so this lowers the floor. `delays` tells, for
   each such gap, which last gaps go with it.
 
+A dropped storage can be made again before it is read, and be held for a while before it is dropped (`EARLY`, `UNTIL`).
+
 Everything else is held until its last reader: remaking a gradient on its way would remake whole chains.
 """
 
@@ -21,10 +23,29 @@ from numpy.typing import NDArray
 from lowtide.ir.graph import Graph
 from lowtide.ir.storages import Folded
 
-__all__ = ["DISCARD", "DROP", "HOLD", "NEVER", "Gaps", "Lists", "find_gaps", "pack"]
+__all__ = [
+    "ANSWER",
+    "DISCARD",
+    "DROP",
+    "EARLY",
+    "HOLD",
+    "NEVER",
+    "UNTIL",
+    "Flags",
+    "Gaps",
+    "Ints",
+    "Lists",
+    "find_gaps",
+    "pack",
+]
 
 HOLD, DROP, DISCARD = 0, 1, 2
-"""The answers for a gap."""
+"""The answers for a gap. To `DROP` two numbers of positions may be added, shifted:"""
+EARLY, UNTIL = 8, 32
+"""so long before the end of the gap the storage is made again; so long after its start it is dropped at last. Together: a
+small tensor is made while the large one that it is made from is still there."""
+ANSWER = 3
+"""The bits of the answer proper."""
 NEVER = 2**31 - 1
 
 Ints = NDArray[np.int64]
@@ -63,7 +84,7 @@ class Gaps:
     """Position of the op after the gap; `NEVER` for a last gap."""
     open: Flags
     """Gaps that are open questions; the others are held, or for a last gap dropped."""
-    start_state: NDArray[np.int8]
+    start_state: NDArray[np.int64]
     """Keep everything: held gaps, dropped last gaps."""
     delays: Lists
     """For each gap, the last gaps to hold when it is dropped; empty but for finished gradients."""
@@ -129,14 +150,14 @@ def find_gaps(layout: Layout) -> Gaps:
 
 def _questions(
     layout: Layout, storage: list[int], start: list[int], end: list[int], latest: dict[int, int]
-) -> tuple[Flags, NDArray[np.int8], list[list[int]]]:
+) -> tuple[Flags, NDArray[np.int64], list[list[int]]]:
     graph, segment, makers = layout.graph, layout.segment, layout.makers
     required = layout.storages({graph.storage(r.value) for r in graph.required})
     fixed = required | layout.storages(set(layout.folded.arrives))
     late = _made_late(layout)
     keep = [graph.value[name].keep for name in layout.number]
     is_open = np.zeros(len(storage), np.bool_)
-    state = np.zeros(len(storage), np.int8)
+    state = np.zeros(len(storage), np.int64)
     delays: list[list[int]] = [[] for _ in storage]
     for g, s in enumerate(storage):
         last = end[g] == NEVER

@@ -1,15 +1,18 @@
-"""What may annealing touch, how likely, and what looks alike? The moves of one problem, for `solve/anneal.py`."""
+"""What may annealing touch, how likely, and what looks alike? The moves of one problem, for `solve/neighbours.py`."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.solve.anneal import Moves
 from lowtide.solve.gaps import NEVER, Lists, pack
+from lowtide.solve.neighbours import Moves
 from lowtide.solve.problem import Problem
 
 __all__ = ["make_moves"]
+
+_WAYS = 1000
+"""More than any op has ways."""
 
 
 def make_moves(problem: Problem) -> Moves:
@@ -21,9 +24,11 @@ def make_moves(problem: Problem) -> Moves:
     options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
     several = np.flatnonzero(options > 1)
     waits, arriving = _waits(problem, candidates), _arriving(problem, candidates)
+    children, serves = _children(problem), _serves(problem)
     return Moves(
         candidates=candidates,
         cumulative=np.cumsum(weight),
+        gap_start=problem.gaps.start,
         gap_end=problem.gaps.end,
         twin=_twins(shape),
         shape=shape,
@@ -37,6 +42,13 @@ def make_moves(problem: Problem) -> Moves:
         waits=waits.items,
         arriving0=arriving.start,
         arriving=arriving.items,
+        children0=children.start,
+        children=children.items,
+        serves0=serves.start,
+        serves_op=serves.items // _WAYS,
+        serves_way=serves.items % _WAYS,
+        backward=int(np.searchsorted(problem.segment, problem.segment.max(initial=0))),
+        positions=len(problem.order),
     )
 
 
@@ -53,6 +65,25 @@ def _arriving(problem: Problem, candidates: NDArray[np.int64]) -> Lists:
         end = int(problem.gaps.end[gap])
         if end != NEVER:
             rows[int(problem.order[end])].append(gap)
+    return pack(rows)
+
+
+def _children(problem: Problem) -> Lists:
+    rows: list[list[int]] = [[] for _ in problem.storage_names]
+    for op in problem.order.tolist():
+        if problem.again[op].any():
+            for s in problem.reads[op].tolist():
+                rows[s] += problem.makes[op].tolist()
+    return pack(rows)
+
+
+def _serves(problem: Problem) -> Lists:
+    rows: list[list[int]] = [[] for _ in problem.storage_names]
+    for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
+        for number, way in enumerate(problem.ways[op].tolist()):
+            read = {s for part in problem.parts[way] for s in problem.reads[part].tolist()}
+            for s in read:
+                rows[s].append(op * _WAYS + number)
     return pack(rows)
 
 

@@ -18,10 +18,11 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.solve.baselines import BASELINES
-from lowtide.solve.bound import lower_bound
+from lowtide.solve.bound import lower_bound, tighter_bound
+from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
-from lowtide.solve.search import Answers, Search
+from lowtide.solve.search import Effort, Search
 
 __all__ = ["SOLVERS", "Progress", "solve"]
 
@@ -29,6 +30,9 @@ log = logging.getLogger("lowtide.solve")
 
 _CLOSE = 1e-3
 """A plan this close to the bound is not worth more searching: stop early."""
+
+_SEARCH = 0.9
+"""The search may last until this share of the time; the rest is for the bound."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,19 @@ def solve(
     *,
     solver: str = "auto",
     seconds: float = 30.0,
+    plays: int | None = None,
     seed: int = 0,
     report: Report | None = None,
 ) -> Result:
+    """`plays` limits the search by candidate programs instead of by the clock: the same seed then gives the same program, on any
+    machine that gets through them within `seconds`."""
     if solver not in SOLVERS:
         raise OptionError(
             f"no solver called {solver!r}{did_you_mean(solver, list(SOLVERS))} Known: {', '.join(SOLVERS)}"
         )
     if solver in BASELINES:
         return _baseline(graph, budget, solver)
-    return _Planning(graph, budget, seconds, seed, report).run()
+    return _Planning(graph, budget, Effort(seconds, plays), seed, report).run()
 
 
 def _checked(graph: Graph, program: Program) -> Timeline:
@@ -91,34 +98,35 @@ class _Planning:
     """One call of the planner."""
 
     def __init__(
-        self, graph: Graph, budget: int, seconds: float, seed: int, report: Report | None
+        self, graph: Graph, budget: int, effort: Effort, seed: int, report: Report | None
     ) -> None:
-        self.graph, self.budget, self.seconds, self.seed, self.report = (
-            graph,
-            budget,
-            seconds,
-            seed,
-            report,
-        )
+        self.graph, self.budget, self.effort = graph, budget, effort
+        self.seed, self.report = seed, report
         self.search = Search(make_problem(graph))
         self.search.warm_up()
         self.started = time.perf_counter()
         self.keep_all = self.search.keep_all()
         self.bound = lower_bound(self.search.problem, budget)
 
-    def clock(self, share: float) -> float:
-        return self.started + share * self.seconds
+    @property
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.started
+
+    def until(self, share: float) -> Effort:
+        """What is left up to this share of the whole effort."""
+        whole = self.effort.share(share)
+        return Effort(max(0.0, whole.seconds - self.elapsed), whole.plays)
 
     def run(self) -> Result:
         fits = self.keep_all.peak <= self.budget
-        floor = self.search.floor(until=self.clock(0.03 if fits else 0.1), seed=self.seed)
+        floor = self.search.floor(effort=self.until(0.03 if fits else 0.1), seed=self.seed)
         if fits:
             everything = self.search.program(self.keep_all)
             return self.result(everything, floor, "everything fits: nothing is dropped")
         rival = self.fastest_baseline()
         start = self.start(floor, rival)
         if start is None:
-            floor = self.search.floor(until=self.clock(0.6), seed=self.seed + 1)
+            floor = self.search.floor(effort=self.until(0.6), seed=self.seed + 1)
             start = floor if floor.peak <= self.budget else None
         if start is None:
             smallest = self.search.program(floor)
@@ -126,11 +134,14 @@ class _Planning:
         best = self.search.improve(
             start,
             self.budget,
-            until=self.clock(0.93),
+            effort=self.until(_SEARCH),
             seed=self.seed,
             report=self.note,
             enough=self.bound * (1 + _CLOSE),
         )
+        if best.seconds > self.bound * (1 + _CLOSE):
+            left = (1 - _SEARCH) * self.effort.seconds
+            self.bound = tighter_bound(self.search.problem, self.budget, left)
         if rival is not None and rival[1].seconds < best.seconds:
             why = f"the baseline {rival[0]} was faster than what the search found"
             return self.result(rival[1].program, floor, why)
@@ -147,14 +158,14 @@ class _Planning:
 
     def note(self, answers: Answers) -> None:
         if self.report is not None:
-            elapsed = time.perf_counter() - self.started
-            self.report(Progress(answers.seconds, self.bound, elapsed, self.seconds))
+            limit = self.effort.seconds
+            self.report(Progress(answers.seconds, self.bound, self.elapsed, limit))
 
     def fastest_baseline(self) -> tuple[str, Timeline] | None:
         """The fastest baseline within the budget, so that the answer is never worse than any of them."""
         best: tuple[str, Timeline] | None = None
         for name, baseline in BASELINES.items():
-            if time.perf_counter() > self.clock(0.3):
+            if self.elapsed > 0.3 * self.effort.seconds:
                 break
             try:
                 timeline = _checked(self.graph, baseline(self.graph, self.budget))
@@ -179,6 +190,6 @@ class _Planning:
             bound=self.bound,
             floor=min(floor.peak, timeline.peak),
             solver="search",
-            solve_seconds=time.perf_counter() - self.started,
+            solve_seconds=self.elapsed,
             why=why,
         )

@@ -167,7 +167,9 @@ def _returns(ops: tuple[Op, ...], graph: Graph, folded: Folded) -> list[tuple[in
         names = [n for n in wanted if n not in folded.owned]
         if piece in pieces[:segment]:
             heavy = _working_sets(ops, graph, folded)
-            found += [(segment, [n]) for n in sorted(names, key=lambda n: -heavy.get(n, 0))]
+            ordered = sorted(names, key=lambda n: -heavy.get(n, 0))
+            # At least one, so that what arrives in a segment without ops is there for a moment.
+            found += [(segment, [n]) for n in ordered] or [(segment, [])]
         else:
             found.append((segment, names))
     return found

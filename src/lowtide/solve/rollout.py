@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from lowtide.solve.compiled import compiled
-from lowtide.solve.gaps import DISCARD, HOLD
+from lowtide.solve.compiled import compiled, inlined
+from lowtide.solve.gaps import ANSWER, DISCARD, EARLY, HOLD, UNTIL
 from lowtide.solve.problem import Problem
 
 __all__ = ["FAILED", "Arrays", "arrays", "run", "weigh"]
@@ -53,6 +53,9 @@ class Arrays(NamedTuple):
     touches0: _Array
     touches: _Array
     next_gap: _Array
+    gap_storage: _Array
+    gap_start: _Array
+    gap_end: _Array
 
 
 def arrays(problem: Problem) -> Arrays:
@@ -67,10 +70,11 @@ def arrays(problem: Problem) -> Arrays:
         let_go0=p.let_go.start, let_go=p.let_go.items,
         arrives0=p.arrives.start, arrives=p.arrives.items,
         finished=p.finished, touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
+        gap_storage=p.gaps.storage, gap_start=p.gaps.start, gap_end=p.gaps.end,
     )  # fmt: skip
 
 
-@compiled
+@inlined
 def _maker(a, storage, segment, first):  # type: ignore[no-untyped-def]
     """The op that makes a storage again in this segment: the `first`-th of those that may, or the next; -1 if none may."""
     options = a.makers0[storage + 1] - a.makers0[storage]
@@ -81,16 +85,12 @@ def _maker(a, storage, segment, first):  # type: ignore[no-untyped-def]
     return -1
 
 
-@compiled
-def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: ignore[no-untyped-def]
-    """The ops to run so that `op` finds all it reads, in captured order in `burst`. Returns how many, or FAILED."""
-    top = 0
+@inlined
+def _missing(a, top, segment, choice, alive, marked, stack, burst):  # type: ignore[no-untyped-def]
+    """The ops to run so that the first `top` storages on the stack are there, in captured order in `burst`. Returns how many, or
+    FAILED."""
     count = 0
     failed = False
-    for i in range(a.reads0[op], a.reads0[op + 1]):
-        if not alive[a.reads[i]]:
-            stack[top] = a.reads[i]
-            top += 1
     while top > 0 and not failed:
         top -= 1
         storage = stack[top]
@@ -116,15 +116,42 @@ def _missing(a, op, segment, choice, alive, marked, stack, burst):  # type: igno
 
 
 @compiled
-def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst):  # type: ignore[no-untyped-def]
-    """Play the captured ops. Fills seq_op / seq_pos; returns the length, or FAILED if something cannot be made.
+def _note_events(a, state, event0, event_next):  # type: ignore[no-untyped-def]
+    """List, for each position, the gaps whose storage is made early there (2 * gap) or dropped at last (2 * gap + 1)."""
+    event0[:] = -1
+    for gap in range(state.shape[0]):
+        if state[gap] <= ANSWER:
+            continue
+        early = (state[gap] >> EARLY) & 0xFFFFFF
+        until = state[gap] >> UNTIL
+        start, end = a.gap_start[gap], min(a.gap_end[gap], a.order.shape[0])
+        if early > 0 and end - early > start and a.segment[end - early] == a.segment[end]:
+            event_next[2 * gap] = event0[end - early]
+            event0[end - early] = 2 * gap
+        if until > 0 and start + until < end:
+            event_next[2 * gap + 1] = event0[start + until]
+            event0[start + until] = 2 * gap + 1
+
+
+@compiled
+def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
+    """Play the captured ops. Fills the buffers seq_op and seq_pos; returns the length, or FAILED if something cannot be made.
 
     `choice`: for each storage which of its makers makes it again, then for each op which of its ways it runs."""
+    seq_op, seq_pos, alive, gap_now = (
+        buffers.seq_op,
+        buffers.seq_pos,
+        buffers.alive,
+        buffers.gap_now,
+    )
+    marked, stack, burst = buffers.marked, buffers.stack, buffers.burst
+    event0, event_next = buffers.event0, buffers.event_next
     n = 0
     alive[:] = False
     gap_now[:] = -1
     here = -1
     ways = a.bytes.shape[0]
+    _note_events(a, state, event0, event_next)
     for position in range(a.order.shape[0]):
         op = a.order[position]
         while here < a.segment[position]:
@@ -133,12 +160,34 @@ def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
                 alive[a.arrives[i]] = True
         way = a.ways[a.ways0[op] + choice[ways + op] % (a.ways0[op + 1] - a.ways0[op])]
         start = n
-        for k in range(a.parts0[way], a.parts0[way + 1]):
-            count = _missing(a, a.parts[k], here, choice, alive, marked, stack, burst)
+        event = event0[position]
+        part = a.parts0[way]
+        while event >= 0 or part < a.parts0[way + 1]:
+            # First what is made early here, then the op itself.
+            top = 0
+            last = -1
+            if event >= 0:
+                storage = a.gap_storage[event // 2]
+                if event % 2 == 0 and not alive[storage]:
+                    stack[0] = storage
+                    top = 1
+                event = event_next[event]
+                if top == 0:
+                    continue
+            else:
+                last = a.parts[part]
+                part += 1
+                for i in range(a.reads0[last], a.reads0[last + 1]):
+                    if not alive[a.reads[i]]:
+                        stack[top] = a.reads[i]
+                        top += 1
+            count = _missing(a, top, here, choice, alive, marked, stack, burst)
             if count == FAILED or n + count + 1 > seq_op.shape[0]:
                 return FAILED
-            burst[count] = a.parts[k]
-            for j in range(count + 1):
+            if last >= 0:
+                burst[count] = last
+                count += 1
+            for j in range(count):
                 seq_op[n] = burst[j]
                 seq_pos[n] = position
                 n += 1
@@ -147,10 +196,17 @@ def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
                         return FAILED  # two makers that need each other's output
                 for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
                     alive[a.makes[i]] = True
+        event = event0[position]
+        while event >= 0:
+            storage = a.gap_storage[event // 2]
+            if event % 2 == 1 and gap_now[storage] == event // 2:
+                alive[storage] = False
+            event = event_next[event]
         for i in range(a.touches0[position], a.touches0[position + 1]):
             s = a.touches[i]
-            gap_now[s] = a.next_gap[i]
-            alive[s] = alive[s] and state[a.next_gap[i]] == HOLD
+            gap = a.next_gap[i]
+            gap_now[s] = gap
+            alive[s] = alive[s] and (state[gap] == HOLD or state[gap] >> UNTIL > 0)
         for j in range(start, n):
             for i in range(a.makes0[seq_op[j]], a.makes0[seq_op[j] + 1]):
                 s = a.makes[i]
@@ -160,7 +216,7 @@ def run(a, state, choice, seq_op, seq_pos, alive, gap_now, marked, stack, burst)
     return n
 
 
-@compiled
+@inlined
 def _narrowed(a, op, live):  # type: ignore[no-untyped-def]
     """The cheapest form of the op that makes all its outputs that are read; -1 if none is read and it has no effect."""
     wanted = 0
@@ -184,9 +240,10 @@ def _narrowed(a, op, live):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def weigh(a, seq_op, seq_pos, length, live, runs, during):  # type: ignore[no-untyped-def]
+def weigh(a, buffers, length, during):  # type: ignore[no-untyped-def]
     """Walk a rollout backwards. Fills `runs` (not dead) and `during` (most bytes at each position), narrows `seq_op`; returns
     (seconds, peak), the base left out."""
+    seq_op, seq_pos, live, runs = buffers.seq_op, buffers.seq_pos, buffers.live, buffers.runs
     live[:] = False
     during[:] = 0
     total = 0.0

@@ -1,43 +1,48 @@
-"""The planner: a good start, then annealing until the time is up.
+"""How are good answers found? A greedy start, then rounds of annealing until the effort is spent.
 
-Goes in: a `Problem` and a limit in bytes. Comes out: the best program found, with the seconds no program can beat and the
-smallest peak found. Two starts compete: *descend*, which drops the tensors that free the most bytes per second of
-recomputation where the step is over the limit, and the best of the baselines, so that the result is never worse than any of
-them. Then rounds of annealing (`solve/anneal.py`) restart from the best so far until the time limit or Ctrl-C.
+Goes in: a `Problem` and a limit in bytes. Comes out: the best answers found. Rounds of annealing (`solve/anneal.py`) start
+from the best so far, each from hot to cold, on as many threads as there are cores; after each round the threads share what
+they found. The smallest peak, the *floor*, is sought the same way.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
 
 from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline
-from lowtide.solve.anneal import FASTEST, SMALLEST, anneal, evaluate
-from lowtide.solve.compiled import compiled
-from lowtide.solve.gaps import DISCARD, DROP, HOLD, NEVER
+from lowtide.solve.anneal import FASTEST, SMALLEST
+from lowtide.solve.compiled import COMPILED
+from lowtide.solve.gaps import DISCARD, DROP
+from lowtide.solve.greedy import Descent
 from lowtide.solve.moves import make_moves
+from lowtide.solve.play import Answers, Player
 from lowtide.solve.problem import Problem
-from lowtide.solve.rollout import FAILED, Arrays, arrays
-from lowtide.solve.sweeps import NO_SWEEPS, Sweeps, sweep_buffers
+from lowtide.solve.rollout import arrays
+from lowtide.solve.sweeps import NO_SWEEPS, Sweeps
 
-__all__ = ["Answers", "Pace", "Search"]
+__all__ = ["Effort", "Pace", "Search"]
 
-_LONGEST = 12
-"""A program may be at most this many times as long as the captured step."""
-_TOO_SLOW = 2.5
-"""The greedy start gives up on drops that make the step this many times slower."""
-_DESCENTS = 400
 _NOTABLE = 2e-4
 """An improvement by less is none."""
-_BITE = 6
-"""The greedy start frees this part of what is over the limit before it looks again: drops make other drops dearer."""
-_SMALL = 500
-"""... and leaves tensors alone that are smaller than this part of it."""
+_THREADS = 4
+"""More would only repeat each other."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much may be spent: seconds, and if given plays; with plays alone, the same seed gives the same answers."""
+
+    seconds: float = math.inf
+    plays: int | None = None
+
+    def share(self, part: float) -> Effort:
+        return Effort(self.seconds * part, None if self.plays is None else int(self.plays * part))
 
 
 @dataclass(frozen=True)
@@ -58,296 +63,92 @@ class Pace:
 _QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 4.0)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """One answer for each gap, and what follows."""
-
-    state: NDArray[np.int8]
-    choice: NDArray[np.int64]
-    seconds: float
-    peak: int
-    """Base included."""
-
-
 class Search:
-    """Buffers and moves for one problem; every method returns `Answers` that were played in full."""
+    """The players and moves for one problem; every method returns `Answers` that were played in full."""
 
-    def __init__(self, problem: Problem, sweeps: Sweeps = NO_SWEEPS) -> None:
-        self.problem, self.sweeps = problem, sweeps
-        self.arrays: Arrays = arrays(problem)
-        n_ops, n_storages = len(problem.op_names), len(problem.storage_names)
-        length = _LONGEST * len(problem.order) + 1000
-        self.buffers = (
-            np.zeros(length, np.int64),
-            np.zeros(length, np.int64),
-            np.zeros(length, np.bool_),
-            np.zeros(n_storages, np.bool_),
-            np.zeros(n_storages, np.bool_),
-            np.zeros(n_storages, np.int64),
-            np.zeros(n_ops, np.bool_),
-            np.zeros(8 * n_ops + 1000, np.int64),
-            np.zeros(n_ops + 2, np.int64),
-            *sweep_buffers(sweeps),
-        )
-        self.during = np.zeros(len(problem.order), np.int64)
-        self.keep_all_seconds = problem.captured_seconds
+    def __init__(
+        self, problem: Problem, sweeps: Sweeps = NO_SWEEPS, *, threads: int | None = None
+    ) -> None:
+        self.problem = problem
+        self.moves = make_moves(problem)
+        count = min(_THREADS, os.cpu_count() or 1) if threads is None else threads
+        shared = arrays(problem)
+        self.players = [
+            Player(problem, sweeps, shared, self.moves) for _ in range(count if COMPILED else 1)
+        ]
+        self.player = self.players[0]
         self.play_seconds = 0.0
-        self.room = 2**62
-        """Bytes that sweeps may choose their algorithms for."""
         self.interrupted = False
         """Ctrl-C was pressed: every search returns the best it has."""
-        self.delayable = np.diff(problem.gaps.delays.start) > 0
-        self.moves = make_moves(problem)
+
+    def set_room(self, room: int) -> None:
+        """Bytes that sweeps may choose their algorithms for."""
+        for player in self.players:
+            player.room = room
+
+    def interrupt(self) -> None:
+        """End the round that is being played; what it has found counts."""
+        self.interrupted = True
+        for player in self.players:
+            player.stop[0] = True
 
     def warm_up(self) -> None:
         """Compile what is not compiled yet (once per machine), and see how long a play takes."""
-        start = self.keep_all()
-        if self.has_choices:
-            state, choice = start.state.copy(), start.choice.copy()
-            anneal(
-                self.arrays, self.sweeps, self.buffers, self.moves, state, choice, state.copy(), choice.copy(),
-                np.zeros(2), 0, FASTEST, 1, 1.0, 1.0, 0.0, 0,
-            )  # fmt: skip
-        started = time.perf_counter()
-        self.keep_all()
-        self.play_seconds = max(time.perf_counter() - started, 1e-7)
-
-    @property
-    def has_choices(self) -> bool:
-        return bool(len(self.moves.candidates))
-
-    def play(
-        self, state: NDArray[np.int8], choice: NDArray[np.int64] | None = None
-    ) -> Answers | None:
-        """None where something that was dropped cannot be made again."""
-        chosen = self.no_choice() if choice is None else choice
-        length, seconds, peak, _ = evaluate(
-            self.arrays, self.sweeps, self.buffers, state, chosen, self.room, self.during
-        )
-        if length == FAILED:
-            return None
-        return Answers(state.copy(), chosen.copy(), seconds, int(peak) + self.problem.base_bytes)
-
-    def no_choice(self) -> NDArray[np.int64]:
-        return np.zeros(len(self.problem.storage_names) + len(self.problem.seconds), np.int64)
-
-    def lean_choice(self) -> NDArray[np.int64]:
-        """Every op in the way that needs the least memory at once."""
-        problem, choice = self.problem, self.no_choice()
-        for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
-            needs = [max(map(self._needs, problem.parts[w].tolist())) for w in problem.ways[op]]
-            choice[len(problem.storage_names) + op] = int(np.argmin(needs))
-        return choice
-
-    def _needs(self, op: int) -> int:
-        """Bytes in use while an op runs alone."""
-        problem = self.problem
-        own = np.concatenate([problem.reads[op], problem.makes[op]])
-        return int(problem.bytes[own].sum() + problem.workspace[op])
-
-    def program(self, answers: Answers) -> Program:
-        length, *_ = evaluate(
-            self.arrays,
-            self.sweeps,
-            self.buffers,
-            answers.state,
-            answers.choice,
-            self.room,
-            self.during,
-        )
-        ops, positions, runs = (
-            self.buffers[0][:length],
-            self.buffers[1][:length],
-            self.buffers[2][:length],
-        )
-        return self.problem.program(positions[runs], ops[runs])
+        self.play_seconds = self.player.warm_up()
 
     def keep_all(self) -> Answers:
-        answers = self.play(self.problem.gaps.start_state)
-        assert answers is not None
-        return answers
+        return self.player.keep_all()
+
+    def program(self, answers: Answers) -> Program:
+        return self.player.program(answers)
 
     def like(self, timeline: Timeline) -> Answers | None:
-        """Answers that keep between segments what another program keeps, and remake the rest just in time."""
-        gaps, segment = self.problem.gaps, self.problem.segment
-        state = gaps.start_state.copy()
-        state[gaps.open & (gaps.end == NEVER)] = DROP
-        kept = [
-            {self.problem.storage_index[s] for s in names if s in self.problem.storage_index}
-            for names in timeline.kept
-        ]
-        for g in np.flatnonzero(gaps.open & (gaps.end != NEVER)).tolist():
-            first, last = int(segment[gaps.start[g]]), int(segment[gaps.end[g]])
-            if any(gaps.storage[g] not in kept[border] for border in range(first, last)):
-                state[g] = DROP
-        return self.play(state)
+        return self.player.like(timeline)
 
     def descend(self, limit: int) -> Answers | None:
-        """Drop where it hurts least until the limit holds; None if that gets stuck. Two ways: what is remade only to remake
-        others is discarded at once, or held for whoever needs it next. Where both get stuck, with ops in their leanest ways."""
-        for choice in (self.no_choice(), self.lean_choice()):
-            found = [self._descend(limit, choice, answer) for answer in (DISCARD, DROP)]
-            within = [f for f in found if f is not None]
-            if within:
-                return min(within, key=lambda f: f.seconds)
-        return None
-
-    def _descend(self, limit: int, choice: NDArray[np.int64], last: int) -> Answers | None:
-        problem = self.problem
-        state = problem.gaps.start_state.copy()
-        state[problem.gaps.open & (problem.gaps.end == NEVER)] = last
-        room = limit - problem.base_bytes
-        movable = problem.gaps.open & (problem.gaps.end != NEVER)
-        reach = np.minimum(problem.gaps.end, len(problem.order))
-        before = state.copy()
-        for _ in range(_DESCENTS):
-            answers = self.play(state, choice)
-            if answers is None or answers.seconds > _TOO_SLOW * self.keep_all_seconds:
-                # A chain grew too long: undo the last drops and do not try them again.
-                movable[state != before] = False
-                state[:] = before
-                continue
-            over = self.during - room
-            if over.max() <= 0:
-                return answers
-            before[:] = state
-            if not self._drop_some(state, over, movable, reach):
-                return None
-        return None
-
-    def _drop_some(
-        self,
-        state: NDArray[np.int8],
-        over: NDArray[np.int64],
-        movable: NDArray[np.bool_],
-        reach: NDArray[np.int64],
-    ) -> bool:
-        """Drop gaps across the worst position: best relief per second first, a bite of what is over there. Where nothing is
-        held any more, do not hold what is remade on the way either."""
-        problem = self.problem
-        worst = int(over.argmax())
-        size = problem.bytes[problem.gaps.storage]
-        least = max(1, int(over[worst]) // _SMALL)
-        across = movable & (problem.gaps.start < worst) & (reach > worst) & (size > 0)
-        if self._delay_some(state, over, np.flatnonzero(across & (state == HOLD) & self.delayable)):
-            return True
-        across &= ~self.delayable
-        for now, then in ((HOLD, DROP), (DROP, DISCARD)):
-            for smallest in (least, 1):
-                found = np.flatnonzero(across & (state == now) & (size >= smallest))
-                if len(found):
-                    self._drop_best(state, over, found, then, reach)
-                    return True
-        return False
-
-    def _delay_some(
-        self, state: NDArray[np.int8], over: NDArray[np.int64], found: NDArray[np.int64]
-    ) -> bool:
-        """Make finished gradients at the end instead, where what they are made from is smaller."""
-        problem = self.problem
-        size = problem.bytes[problem.gaps.storage]
-        saved = 0
-        for gap in sorted(found.tolist(), key=lambda g: -size[g]):
-            makings = problem.gaps.delays[gap]
-            more = makings[state[makings] != HOLD]
-            if size[gap] > size[more].sum():
-                state[gap] = DROP
-                state[makings] = HOLD
-                saved += int(size[gap] - size[more].sum())
-                if saved >= int(over.max()) // _BITE:
-                    break
-        return saved > 0
-
-    def _drop_best(
-        self,
-        state: NDArray[np.int8],
-        over: NDArray[np.int64],
-        found: NDArray[np.int64],
-        answer: int,
-        reach: NDArray[np.int64],
-    ) -> None:
-        problem = self.problem
-        size = problem.bytes[problem.gaps.storage]
-        tight = np.concatenate([[0], np.cumsum(over > 0)])
-        relief = size[found] * (tight[reach[found]] - tight[problem.gaps.start[found] + 1])
-        cost = _remake_seconds(self.arrays, state, problem.gaps.storage, reach)
-        score = relief / (cost[problem.gaps.storage[found]] + 1e-7)
-        freed = 0
-        for gap in found[np.argsort(-score, kind="stable")]:
-            state[gap] = answer
-            freed += int(size[gap])
-            if freed >= max(int(over.max()) // _BITE, 1):
-                break
+        """A quick start within the limit; None if that gets stuck."""
+        return Descent(self.player).descend(limit)
 
     def improve(
         self,
         start: Answers,
         limit: int,
         *,
-        until: float,
+        effort: Effort,
         seed: int = 0,
         goal: int = FASTEST,
         enough: float = 0.0,
         pace: Pace = _QUICK,
         report: Callable[[Answers], None] | None = None,
     ) -> Answers:
-        """Anneal from `start` until the clock says `until` (time.perf_counter), a plan takes at most `enough` seconds, or Ctrl-C."""
-        if not self.has_choices:
+        """Anneal from `start` until the effort is spent, a plan takes at most `enough` seconds, or Ctrl-C."""
+        if not len(self.moves.candidates):
             return start
-        room = limit - self.problem.base_bytes
-        best, best_choice = start.state.copy(), start.choice.copy()
-        record = np.array([start.seconds, start.peak - self.problem.base_bytes], np.float64)
-        price = start.seconds / max(self.problem.bytes.sum() * 10.0, 1.0)
-        span = max(start.seconds if goal == FASTEST else float(record[1]), 1e-12)
-        patience = pace.patience + self.play_seconds * len(self.moves.candidates)
-        round_ = 0
-        began = improved = time.perf_counter()
+        if self.play_seconds == 0.0:
+            self.warm_up()
+        rounds = _Rounds(self, start, limit, effort, seed, goal, pace)
         try:
             if report is not None:
                 report(start)
-            while (now := time.perf_counter()) < until and not self.interrupted:
-                if goal == FASTEST and record[0] <= enough:
-                    break
-                if now - improved > patience + 0.5 * (improved - began):
-                    break
-                state, choice = best.copy(), best_choice.copy()
-                before = record.copy()
-                heat = pace.heats[round_ % len(pace.heats)]
-                price, _ = anneal(
-                    self.arrays, self.sweeps, self.buffers, self.moves, state, choice, best, best_choice, record,
-                    room, goal, self._iterations(until, pace), span * heat, span * heat * 1e-2, price, seed + round_,
-                )  # fmt: skip
-                round_ += 1
-                if record[goal] < before[goal] * (1 - _NOTABLE):
-                    improved = time.perf_counter()
-                if report is not None and (record != before).any():
-                    report(self._answers(best, best_choice, record))
+            with ThreadPoolExecutor(len(self.players)) as pool:
+                while rounds.go_on() and not (goal == FASTEST and rounds.best.seconds <= enough):
+                    before = rounds.best
+                    rounds.play_one(pool)
+                    if report is not None and rounds.best is not before:
+                        report(rounds.best)
         except KeyboardInterrupt:
             self.interrupted = True
-        return self._answers(best, best_choice, record)
+        return rounds.best
 
-    def _answers(
-        self, state: NDArray[np.int8], choice: NDArray[np.int64], record: NDArray[np.float64]
-    ) -> Answers:
-        return Answers(
-            state.copy(), choice.copy(), float(record[0]), int(record[1]) + self.problem.base_bytes
-        )
-
-    def _iterations(self, until: float, pace: Pace) -> int:
-        """So many that a round takes as long as it should, or what is left."""
-        if self.play_seconds == 0.0:
-            self.warm_up()
-        left = min(pace.round, until - time.perf_counter())
-        return max(20, min(pace.most, int(left / self.play_seconds)))
-
-    def floor(self, *, until: float, seed: int = 0) -> Answers:
+    def floor(self, *, effort: Effort, seed: int = 0) -> Answers:
         """The smallest peak found."""
-        problem = self.problem
+        problem, player = self.problem, self.player
+        started = time.perf_counter()
         starts = [self.keep_all()]
         for answer in (DROP, DISCARD):
             state = problem.gaps.start_state.copy()
             state[problem.gaps.open] = answer
-            played = [self.play(state), self.play(state, self.lean_choice())]
+            played = [player.play(state), player.play(state, player.lean_choice())]
             starts += [p for p in played if p is not None]
         low, high = problem.base_bytes, min(s.peak for s in starts)
         for _ in range(6):
@@ -358,28 +159,86 @@ class Search:
             else:
                 high = found.peak
                 starts.append(found)
-            if time.perf_counter() > until:
+            if time.perf_counter() - started > effort.seconds:
                 break
         best = min(starts, key=lambda s: (s.peak, s.seconds))
-        return self.improve(best, problem.base_bytes, until=until, seed=seed, goal=SMALLEST)
+        left = Effort(effort.seconds - (time.perf_counter() - started), effort.plays)
+        return self.improve(best, problem.base_bytes, effort=left, seed=seed, goal=SMALLEST)
 
 
-@compiled
-def _remake_seconds(a, state, gap_storage, reach):  # type: ignore[no-untyped-def]
-    """A guess, per storage, of the seconds to make it again given what is held to the end; shared work is counted twice."""
-    last = a.order.shape[0]
-    held = np.zeros(a.bytes.shape[0], np.bool_)
-    for g in range(gap_storage.shape[0]):
-        if state[g] == HOLD and reach[g] > last // 2:
-            held[gap_storage[g]] = True
-    cost = np.zeros(a.bytes.shape[0], np.float64)
-    for op in range(a.seconds.shape[0]):
-        needed = a.seconds[op]
-        for i in range(a.reads0[op], a.reads0[op + 1]):
-            if not held[a.reads[i]]:
-                needed += cost[a.reads[i]]
-        for i in range(a.makes0[op], a.makes0[op + 1]):
-            s = a.makes[i]
-            if cost[s] == 0.0 or needed < cost[s]:
-                cost[s] = needed
-    return cost
+class _Rounds:
+    """Annealing, one round after the other."""
+
+    def __init__(
+        self,
+        search: Search,
+        start: Answers,
+        limit: int,
+        effort: Effort,
+        seed: int,
+        goal: int,
+        pace: Pace,
+    ) -> None:
+        self.search, self.best, self.limit, self.seed = search, start, limit, seed
+        self.effort, self.goal, self.pace = effort, goal, pace
+        self.span = max(self.sought(start), 1e-12)
+        price = start.seconds / max(search.problem.bytes.sum() * 10.0, 1.0)
+        self.prices = [price] * len(search.players)
+        self.began = self.improved = time.perf_counter()
+        self.patience = pace.patience + search.play_seconds * len(search.moves.candidates)
+        self.round = self.plays = 0
+
+    def sought(self, answers: Answers) -> float:
+        if self.goal == FASTEST:
+            return answers.seconds
+        return float(answers.peak - self.search.problem.base_bytes)
+
+    def go_on(self) -> bool:
+        now = time.perf_counter()
+        if self.search.interrupted or now - self.began >= self.effort.seconds:
+            return False
+        if self.effort.plays is not None:
+            return self.plays < self.effort.plays
+        return now - self.improved <= self.patience + 0.5 * (self.improved - self.began)
+
+    def play_one(self, pool: ThreadPoolExecutor) -> None:
+        iterations = self.iterations()
+        heat = self.span * self.pace.heats[self.round % len(self.pace.heats)]
+        players = self.search.players
+        before, started = self.best, time.perf_counter()
+        jobs = [
+            pool.submit(
+                player.anneal,
+                before,
+                before,
+                self.limit,
+                self.goal,
+                iterations,
+                heat,
+                price,
+                self.seed + self.round * len(players) + number,
+            )
+            for number, (player, price) in enumerate(zip(players, self.prices, strict=True))
+        ]
+        try:
+            wait(jobs)
+        except KeyboardInterrupt:
+            self.search.interrupt()
+        found = [job.result() for job in jobs]
+        self.prices = [price for _, price in found]
+        self.round += 1
+        self.plays += iterations * len(players)
+        self.search.play_seconds = max((time.perf_counter() - started) / iterations, 1e-7)
+        best = min((answers for answers, _ in found), key=self.sought)
+        if self.sought(best) < self.sought(before):
+            self.best = best
+            if self.sought(best) < self.sought(before) * (1 - _NOTABLE):
+                self.improved = time.perf_counter()
+
+    def iterations(self) -> int:
+        """So many that a round takes as long as it should, or what is left."""
+        pace, players = self.pace, len(self.search.players)
+        if self.effort.plays is not None:
+            return max(20, min(pace.most, (self.effort.plays - self.plays) // players))
+        left = self.effort.seconds - (time.perf_counter() - self.began)
+        return max(20, min(pace.most, int(min(pace.round, left) / self.search.play_seconds)))

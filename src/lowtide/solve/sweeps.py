@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lowtide.solve.compiled import compiled
+from lowtide.solve.compiled import compiled, inlined
 
-__all__ = ["NO_SWEEPS", "Sweeps", "sweep_buffers", "weigh_sweeps"]
+__all__ = ["NO_SWEEPS", "SweepBuffers", "Sweeps", "sweep_buffers", "weigh_sweeps"]
 
 _Array = NDArray[Any]
 
@@ -73,63 +73,104 @@ def _no_sweeps() -> Sweeps:
 NO_SWEEPS = _no_sweeps()
 
 
-def sweep_buffers(sweeps: Sweeps) -> tuple[_Array, ...]:
-    """What `weigh_sweeps` fills: by sweep and node, what is kept on entry, computed, needed, and with which option; by sweep the
-    bytes kept and the number of ops computed."""
+class SweepBuffers(NamedTuple):
+    """What `weigh_sweeps` works in, by node; and what it writes down for `bench/monet.py` when asked."""
+
+    live: _Array
+    entry: _Array
+    after: _Array
+    """Kept on entry to a sweep, and after it."""
+    computed: _Array
+    needed: _Array
+    """The sweep that last computed a node, and the one whose backward op last needed it."""
+    recording: _Array
+    kept: _Array
+    """[sweep, node], only while recording: kept on entry, ..."""
+    made: _Array
+    """... computed, ..."""
+    chosen: _Array
+    """... and the option, or -2 in place. The last column is the backward op's."""
+
+
+def sweep_buffers(sweeps: Sweeps) -> SweepBuffers:
     nodes = len(sweeps.has_extra)
     count = int(sweeps.sweep.max()) + 2 if nodes else 0
-    flags = [np.zeros((count, nodes), np.bool_) for _ in range(3)]
-    sums = [np.zeros(count, np.int64) for _ in range(2)]
-    return (*flags, np.zeros((count, nodes + 1), np.int64), *sums)
+    return SweepBuffers(
+        live=np.zeros(nodes, np.bool_),
+        entry=np.zeros(nodes, np.bool_),
+        after=np.zeros(nodes, np.bool_),
+        computed=np.zeros(nodes, np.int64),
+        needed=np.zeros(nodes, np.int64),
+        recording=np.zeros(1, np.bool_),
+        kept=np.zeros((count, nodes), np.bool_),
+        made=np.zeros((count, nodes), np.bool_),
+        chosen=np.zeros((count, nodes + 1), np.int64),
+    )
 
 
-@compiled
-def _walk(a, m, seq_op, seq_pos, length, live, runs, kept, computed, needed, kept_bytes, counts):  # type: ignore[no-untyped-def]
-    """Which ops run, what each sweep computes, needs and leaves? Backwards, as in `rollout.weigh`."""
-    live[:] = False
-    kept[:] = False
-    computed[:] = False
-    needed[:] = False
-    kept_bytes[:] = 0
-    counts[:] = 0
-    index = length - 1
-    while index >= 0:
-        t = m.sweep[seq_pos[index]]
-        if t < 0:
-            runs[index] = True
-            index -= 1
+@inlined
+def _mark(nodes, sizes, first, last, storages, live):  # type: ignore[no-untyped-def]
+    """Mark what is read as live. Returns the bytes that adds."""
+    added = 0
+    for i in range(first, last):
+        j = nodes[storages[i]]
+        if j >= 0 and not live[j]:
+            live[j] = True
+            added += sizes[j]
+    return added
+
+
+@inlined
+def _walk(a, m, b, t, seq_op, first, last, runs):  # type: ignore[no-untyped-def]
+    """Which ops of sweep t run, and what does it compute? Backwards, as in `rollout.weigh`. Returns (how many, bytes more live)."""
+    count = more = 0
+    for index in range(last, first - 1, -1):
+        op = seq_op[index]
+        node = m.made[op]
+        wanted = t == 0
+        for i in range(a.makes0[op], a.makes0[op + 1]):
+            wanted = wanted or b.live[m.node[a.makes[i]]]
+        runs[index] = wanted
+        if not wanted:
             continue
-        for s in range(live.shape[0]):
-            if live[s] and m.node[s] >= 0:
-                kept[t + 1, m.node[s]] = True
-                kept_bytes[t + 1] += m.size[m.node[s]]
-        while index >= 0 and m.sweep[seq_pos[index]] == t:
-            op = seq_op[index]
-            node = m.made[op]
-            wanted = node < 0 or t == 0
-            for i in range(a.makes0[op], a.makes0[op + 1]):
-                wanted = wanted or live[a.makes[i]]
-            runs[index] = wanted
-            if wanted:
-                counts[t] += node >= 0
-                for i in range(a.makes0[op], a.makes0[op + 1]):
-                    s = a.makes[i]
-                    if node >= 0 and (live[s] or m.node[s] == node):
-                        computed[t, m.node[s]] = True
-                    live[s] = False
-                for i in range(a.reads0[op], a.reads0[op + 1]):
-                    s = a.reads[i]
-                    live[s] = True
-                    if node < 0 and m.node[s] >= 0:
-                        needed[t, m.node[s]] = True
+        count += 1
+        for i in range(a.makes0[op], a.makes0[op + 1]):
+            j = m.node[a.makes[i]]
+            if b.live[j]:
+                b.live[j] = False
+                more -= m.size[j]
+                b.computed[j] = t
+        b.computed[node] = t
+        more += _mark(m.node, m.size, a.reads0[op], a.reads0[op + 1], a.reads, b.live)
+    return count, more
+
+
+@inlined
+def _kept_for_the_one_before(a, m, b, seq_op, seq_pos, last):  # type: ignore[no-untyped-def]
+    """Add to `entry` what the backward op that ends at `last` needs and its own sweep does not compute. Returns the bytes."""
+    t = m.sweep[seq_pos[last]]
+    added = 0
+    if t <= 0:
+        return added
+    op = seq_op[last]
+    for i in range(a.reads0[op], a.reads0[op + 1]):
+        j = m.node[a.reads[i]]
+        if j < 0 or b.entry[j]:
+            continue
+        computed = False
+        index = last - 1
+        while index >= 0 and m.sweep[seq_pos[index]] == t and not computed:
+            other = seq_op[index]
+            for k in range(a.makes0[other], a.makes0[other + 1]):
+                computed = computed or a.makes[k] == a.reads[i]
             index -= 1
-        for j in range(kept.shape[1]):
-            if needed[t, j] and not computed[t, j] and not kept[t + 1, j]:
-                kept[t + 1, j] = True
-                kept_bytes[t + 1] += m.size[j]
+        if not computed:
+            b.entry[j] = True
+            added += m.size[j]
+    return added
 
 
-@compiled
+@inlined
 def _fastest(times, spaces, first, last, room):  # type: ignore[no-untyped-def]
     """The fastest option whose workspace fits, else the leanest."""
     best = -1
@@ -142,36 +183,32 @@ def _fastest(times, spaces, first, last, room):  # type: ignore[no-untyped-def]
     return best if best >= 0 else leanest
 
 
-@compiled
-def _missed(m, t, node, computed, kept, needed):  # type: ignore[no-untyped-def]
-    """Will anybody read this node after it was overwritten by the one that is being computed?"""
+@inlined
+def _missed(m, b, t, node):  # type: ignore[no-untyped-def]
+    """Will anybody read the node that this one could overwrite after that?"""
     over = m.overwrites[node]
-    if kept[t + 1, over] or needed[t, over]:
+    if b.after[over] or b.needed[over] == t:
         return True
     for i in range(m.users0[over], m.users0[over + 1]):
-        if m.users[i] > node and computed[t, m.users[i]] and m.users[i] != over + 1:
+        user = m.users[i]
+        if user > node and b.computed[user] == t and user != over + 1:
             return True
     return False
 
 
-@compiled
-def _sweep(m, t, base, limit, entry, after, computed, needed, kept, chosen):  # type: ignore[no-untyped-def]
-    """(time, peak) of one forward sweep. `chosen`: for each computed node the option, or -2 - option in place."""
-    nodes = entry.shape[0]
-    waiting = 0
-    for j in range(nodes):
-        if entry[j]:
-            waiting += m.size[j]
+@inlined
+def _sweep(m, b, t, base, limit, waiting):  # type: ignore[no-untyped-def]
+    """(time, peak) of one forward sweep, on entry to which `waiting` bytes are kept."""
     peak = done = wanted = time = 0
     placed = False
-    for j in range(nodes):
+    for j in range(b.live.shape[0]):
         peak = max(peak, base + wanted + waiting + done)
-        if entry[j]:
+        if b.entry[j]:
             waiting -= m.size[j]
-        if computed[t, j]:
+        if b.computed[j] == t:
             resting = done
             for i in range(m.live0[j], m.live0[j + 1]):
-                if after[m.live_nodes[i]]:
+                if b.after[m.live_nodes[i]]:
                     resting -= m.size[m.live_nodes[i]]
             most = base + wanted + waiting + resting + m.size[j] + m.live[j]
             room = limit - most
@@ -183,75 +220,92 @@ def _sweep(m, t, base, limit, entry, after, computed, needed, kept, chosen):  # 
                 times, spaces = (m.time, m.space) if t == 0 else (m.again, m.space_again)
                 option = _fastest(times, spaces, m.options0[j], m.options0[j + 1], room)
                 cost, space = times[option], spaces[option]
-                chosen[t, j] = option - m.options0[j]
-                placed = m.overwrites[j] >= 0 and not _missed(m, t, j, computed, kept, needed)
+                b.chosen[t, j] = option - m.options0[j]
+                placed = m.overwrites[j] >= 0 and not _missed(m, b, t, j)
                 if placed:
                     extra = extra_placed = 0
-                    if m.has_extra[j] and computed[t, j + 1]:
+                    if m.has_extra[j] and b.computed[j + 1] == t:
                         extra, extra_placed = m.extra_time[j], m.extra_place_time[j]
                     placed = space > room or m.place_time[j] + extra_placed <= cost + extra
                 if placed:
                     cost, space = m.place_time[j], m.place_space[j]
-                    chosen[t, j] = -2
+                    b.chosen[t, j] = -2
                 time += cost
                 most += space
             peak = max(peak, most)
-        if after[j]:
+        if b.after[j]:
             done += m.size[j]
-        elif needed[t, j]:
+        elif b.needed[j] == t:
             wanted += m.size[j]
     return time, peak
 
 
 @compiled
-def weigh_sweeps(  # type: ignore[no-untyped-def]
-    a,
-    m,
-    seq_op,
-    seq_pos,
-    length,
-    live,
-    runs,
-    during,
-    limit,
-    kept,
-    computed,
-    needed,
-    chosen,
-    kept_bytes,
-    counts,
-):
+def weigh_sweeps(a, m, buffers, length, during, limit):  # type: ignore[no-untyped-def]
     """(seconds, peak) of a rollout; what `rollout.weigh` is to the simulator's model."""
-    _walk(a, m, seq_op, seq_pos, length, live, runs, kept, computed, needed, kept_bytes, counts)
+    seq_op, seq_pos, runs, b = buffers.seq_op, buffers.seq_pos, buffers.runs, buffers.sweeps
     during[:] = 0
-    nodes = kept.shape[1]
-    total = peak = 0
-    for index in range(length):
-        op, position = seq_op[index], seq_pos[index]
-        t = m.sweep[position]
-        last = index + 1 == length or m.sweep[seq_pos[index + 1]] != t
-        if t < 0 or not last:
+    b.live[:] = False
+    b.computed[:] = -1
+    b.needed[:] = -1
+    nodes = b.live.shape[0]
+    total = peak = kept = 0
+    last = length - 1
+    while last >= 0:
+        t = m.sweep[seq_pos[last]]
+        first = last
+        while first > 0 and m.sweep[seq_pos[first - 1]] == t:
+            first -= 1
+        runs[last] = True
+        if t < 0:
+            last -= 1
             continue
         own = nodes - 1 + t
         base = m.fixed[own - 1] + (m.live[own] if t > 0 else 0)
-        entry, after = kept[t], kept[t + 1]
-        if t == 0:
-            needed[0, nodes - 2] = True
-        time, most = 0, base + kept_bytes[t]
-        if counts[t] > 0:
-            time, most = _sweep(m, t, base, limit, entry, after, computed, needed, kept, chosen)
+        # Until here `live` and `kept` are what is kept after this sweep.
+        b.after[:] = b.live
+        after = kept
+        op = seq_op[last]
+        beside = 0
+        if t > 0:
+            for i in range(a.reads0[op], a.reads0[op + 1]):
+                j = m.node[a.reads[i]]
+                if j >= 0:
+                    b.needed[j] = t
+            kept += _mark(m.node, m.size, a.reads0[op], a.reads0[op + 1], a.reads, b.live)
+        else:
+            b.needed[nodes - 2] = 0
+        count, more = _walk(a, m, b, t, seq_op, first, last - (t > 0), runs)
+        kept += more
+        if t > 0:
+            for i in range(a.reads0[op], a.reads0[op + 1]):
+                j = m.node[a.reads[i]]
+                if j >= 0 and not b.after[j]:
+                    if b.computed[j] == t:
+                        beside += m.size[j]
+                    else:
+                        b.after[j] = True
+                        after += m.size[j]
+        time = most = 0
+        if count > 0:
+            b.entry[:] = b.live
+            waiting = kept
+            if first > 0:
+                waiting += _kept_for_the_one_before(a, m, b, seq_op, seq_pos, first - 1)
+            time, most = _sweep(m, b, t, base, limit, waiting)
         total += time
         if t > 0:
-            held = m.fixed[own] + m.live[own] + m.size[own] + kept_bytes[t + 1]
-            if counts[t] > 0:
-                for j in range(nodes):
-                    if needed[t, j] and not after[j]:
-                        held += m.size[j]
+            held = m.fixed[own] + m.live[own] + m.size[own] + after + beside
             row = m.row[op]
             option = _fastest(m.time, m.space, m.options0[row], m.options0[row + 1], limit - held)
-            chosen[t, nodes] = option - m.options0[row]
+            b.chosen[t, nodes] = option - m.options0[row]
             total += m.time[option]
-            most = max(most, held + m.space[option])
-        during[position] = most
+            # What rests between two backward ops is less than what was there during the first.
+            most = max(most, held + m.space[option], base + kept if t == 1 else 0)
+        during[seq_pos[last]] = most
         peak = max(peak, most)
+        if b.recording[0]:
+            b.kept[t + 1] = b.after
+            b.made[t] = b.computed == t
+        last = first - 1
     return total * 1e-5, peak
