@@ -46,6 +46,8 @@ class ScaleRow:
     first_seconds: float | None
     """Until a program within the budget existed; None if it never did."""
     planning_seconds: float
+    processor_seconds: float
+    """The same by the process's own clock, which runs only while the process does: for busy machines."""
     overhead: float
     gap: float
     memory: int
@@ -64,13 +66,14 @@ def scale(
 ) -> Iterator[ScaleRow]:
     blocks = find_blocks(captured(_MODEL, folder))
     small = _running(blocks.graph)
+    block = _running(replicate(blocks, 1)) - small
     for size in sizes:
-        copies = max(0, math.ceil((size - small) / blocks.size))
+        copies = max(0, math.ceil((size - small) / block))
         yield _in_a_process(graph_file(_MODEL, folder), copies, seconds, device)
 
 
 def _running(graph: Graph) -> int:
-    return sum(not graph.is_view(op) for op in graph.ops)
+    return len(simulate(graph, unplanned(graph)).moments)
 
 
 def _in_a_process(path: Path, copies: int, seconds: float, device: str) -> ScaleRow:
@@ -98,14 +101,15 @@ def measure(base: Graph, copies: int, seconds: float, device: str) -> ScaleRow:
         if not first and math.isfinite(progress.seconds):
             first.append(time.perf_counter() - started)
 
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     result = solve(graph, int(_SHARE * before.peak), seconds=seconds, report=note)
-    took = time.perf_counter() - started
+    took, used = time.perf_counter() - started, time.process_time() - used
     return ScaleRow(
         ops=len(before.moments),
         blocks=copies,
         first_seconds=first[0] if first else None,
         planning_seconds=took,
+        processor_seconds=used,
         overhead=result.seconds / before.seconds - 1,
         gap=result.gap,
         memory=_resident(),
@@ -132,14 +136,14 @@ def exponent(sizes: Sequence[float], times: Sequence[float]) -> float | None:
 def scale_table(rows: Sequence[ScaleRow]) -> str:
     """Markdown."""
     lines = [
-        "| ops | first plan | planned | overhead | gap | memory | of it the graph |",
-        "|---|---|---|---|---|---|---|",
+        "| ops | first plan | planned | processor | overhead | gap | memory | of it the graph |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         fits = row.status != "infeasible"
         cells = [
             str(row.ops), "-" if row.first_seconds is None else format_seconds(row.first_seconds),
-            format_seconds(row.planning_seconds), format_percent(row.overhead) if fits else "-",
+            format_seconds(row.planning_seconds), format_seconds(row.processor_seconds), format_percent(row.overhead) if fits else "-",
             f"{100 * row.gap:.1f}%" if fits else "-", format_bytes(row.memory), format_bytes(row.graph_memory),
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
