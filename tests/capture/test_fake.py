@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import lowtide
 from lowtide.bench.planner_graphs import MODELS, ready, sheet
 from lowtide.bench.planner_models import MAKERS, gpt
 from lowtide.bench.replicate import find_blocks, replicate
 from lowtide.capture.fake import capture_fake
 from lowtide.errors import CaptureError
 from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.json import graph_hash
 from lowtide.ir.program import unplanned
 from lowtide.sim.memory import simulate
 
@@ -34,6 +37,13 @@ def test_shapes_are_enough_for_a_step_that_would_not_fit():
     assert sorted(v.bytes for v in weights) == [4 * 10**6, 4 * 10**12]
     assert len([r for r in graph.required if r.segment == 1]) == 2
     assert {o.segment for o in graph.ops} == {0, 1}
+
+
+def test_the_graph_is_the_one_that_fit_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOWTIDE_CACHE_DIR", str(tmp_path))
+    plan = lowtide.fit(Net(8), torch.randn(2, 8), budget="1GiB", rules=(), verify=False)
+    fake = capture_fake(lambda: (Net(8), (torch.randn(2, 8),)))
+    assert graph_hash(fake) == graph_hash(plan.graph.as_captured())
 
 
 def test_nothing_to_train_is_said():
