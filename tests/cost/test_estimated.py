@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowtide.cost.analytic import DEVICES, REACHED, Spec, estimate
+from lowtide.cost.analytic import DEVICES, REACHED, Spec, estimate, sheet_for
 from lowtide.cost.estimated import estimated
 from lowtide.ir.graph import Graph, Op, Outside, Required, Value
 
@@ -29,7 +29,14 @@ def test_an_op_costs_what_its_shapes_say():
     made = estimated(graph("aten.mm.default", {"a": "f32[64, 32]", "b": "f32[32, 16]"}, {"c": "f32[64, 16]"}), A100)  # fmt: skip
     specs = [Spec("f32", (64, 32)), Spec("f32", (32, 16))]
     wanted = estimate("aten.mm.default", specs, [Spec("f32", (64, 16))], A100)
-    assert (seconds(made), made.ops[0].workspace) == (wanted.seconds, wanted.workspace)
+    assert (seconds(made), made.ops[0].workspace) == (wanted.seconds, 0)
+
+
+def test_workspaces_are_those_of_the_cpu():
+    shapes = {"x": "f32[2, 3, 8, 8]", "w": "f32[4, 3, 3, 3]"}
+    step = graph("aten.convolution.default", shapes, {"y": "f32[2, 4, 8, 8]"})
+    assert estimated(step, sheet_for("cpu")).ops[0].workspace == 1.5 * 4 * 2 * 4 * 8 * 8
+    assert estimated(step, A100).ops[0].workspace == 0
 
 
 def test_views_are_free():

@@ -3,6 +3,9 @@
 Goes in: a `Graph` and a device's data sheet. Comes out: the same graph with the seconds and workspaces of `cost/analytic.py`. All it
 knows of an op is its name and the dtypes and shapes of its values, so a graph that was captured without running anything, or read
 from a file, can be priced for any sheet.
+
+Workspaces are known for the CPU only, where kernels copy their operands into layouts of their own. On other devices kernels work within the
+memory they are given, and none is counted.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ def estimated(graph: Graph, device: Device) -> Graph:
         cost = known.get(key)
         if cost is None:
             cost = known[key] = _cost(op.target, inputs, outputs, device)
-        return replace(op, seconds=cost.seconds, workspace=cost.workspace)
+        workspace = cost.workspace if device.name == "cpu" else 0
+        return replace(op, seconds=cost.seconds, workspace=workspace)
 
     return graph.with_ops(map(priced, graph.ops))
 

@@ -34,11 +34,11 @@ class Panel:
     """For each planner (peak, overhead), as shares of the unplanned peak and seconds."""
 
 
-def frontiers_svg(panels: Sequence[Panel], title: str = "Memory and time of plans") -> str:
+def frontiers_svg(panels: Sequence[Panel], title: str = "What plans take: memory and time") -> str:
     across = max(1, min(_ACROSS, len(panels)))
     width = across * _WIDE + 20
     height = _HEAD + -(-len(panels) // across) * _HIGH + 10
-    names = list(dict.fromkeys(name for panel in panels for name in panel.lines))
+    names = list(dict.fromkeys(n for panel in panels for n, line in panel.lines.items() if line))
     parts = [
         f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
         f'<text class="title" x="20" y="30">{escape(title)}</text>',
@@ -51,7 +51,7 @@ def frontiers_svg(panels: Sequence[Panel], title: str = "Memory and time of plan
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
             f"<title>{escape(title)}</title>",
-            f"<style>\n{STYLE}\n.small {{ font-size: 11px }}\n.line {{ fill: none; stroke-width: 1.8 }}\n</style>",
+            f"<style>\n{STYLE}\n.small {{ font-size: 11px }}\n.name {{ font-weight: 600 }}\n.line {{ fill: none; stroke-width: 1.8 }}\n</style>",
             *parts,
             "</svg>\n",
         ]
@@ -82,14 +82,14 @@ def _panel(panel: Panel, names: Sequence[str]) -> Iterator[str]:
     def place(point: tuple[float, float]) -> tuple[float, float]:
         return _LEFT + columns * point[0], _TOP + rows * (1 - max(0.0, point[1]) / most)
 
-    yield f'<text x="{_LEFT}" y="18" font-weight="600">{escape(panel.title)}</text>'
+    yield f'<text class="name" x="{_LEFT}" y="18">{escape(panel.title)}</text>'
     yield f'<text class="quiet small" x="{_LEFT}" y="34">100% is {escape(panel.words)}</text>'
     yield from _axes(most, columns, rows)
     for name, line in panel.lines.items():
+        if not line:
+            continue
         colour, dashes = _look(names, name)
         drawn = [place(point) for point in sorted(set(line))]
-        if not drawn:
-            continue
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in drawn)
         yield f'<path class="line" stroke="{colour}" stroke-dasharray="{dashes}" d="M{path}"><title>{escape(name)}</title></path>'
         yield from (_mark(names.index(name), x, y, colour) for x, y in drawn)
@@ -100,12 +100,16 @@ def _axes(most: float, columns: int, rows: int) -> Iterator[str]:
     for tick in ticks(100 * most, 4):
         y = f"{floor - rows * tick / (100 * most):.1f}"
         yield f'<path class="{"grid" if tick else "axis"}" d="M{_LEFT} {y}h{columns}"/>'
-        yield f'<text class="quiet small" x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">+{tick:g}%</text>'
+        yield f'<text class="quiet small" x="{_LEFT - 6}" y="{y}" dy="4" text-anchor="end">{_percent(tick)}</text>'
     for share in (0, 20, 40, 60, 80, 100):
         x = f"{_LEFT + columns * share / 100:.1f}"
         yield f'<path class="axis" d="M{x} {floor}v4"/>'
         yield f'<text class="quiet small" x="{x}" y="{floor + 17}" text-anchor="middle">{share}</text>'
-    yield f'<text class="quiet small" x="{_LEFT + columns / 2:.0f}" y="{floor + 32}" text-anchor="middle">peak (% of the unplanned)</text>'
+    yield f'<text class="quiet small" x="{_LEFT + columns / 2:.0f}" y="{floor + 32}" text-anchor="middle">peak (% of the unplanned), extra time</text>'
+
+
+def _percent(extra: float) -> str:
+    return f"+{extra:g}%" if extra else "0"
 
 
 def _mark(index: int, x: float, y: float, colour: str) -> str:
