@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lowtide.bench.apart import apart
+from lowtide.bench.warm import warm_up
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import unplanned
@@ -74,6 +75,7 @@ def compare(
     solvers: Sequence[str] = COMPARED,
     seconds: float = 10.0,
 ) -> Iterator[Row]:
+    warm_up()
     before = simulate(graph, unplanned(graph))
     for percent in budgets:
         for solver in solvers:

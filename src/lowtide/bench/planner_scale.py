@@ -20,6 +20,7 @@ from pathlib import Path
 
 from lowtide.bench.planner_graphs import captured, graph_file, ready, sheet
 from lowtide.bench.replicate import find_blocks, replicate
+from lowtide.bench.warm import warm_up
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import unplanned
@@ -34,7 +35,6 @@ __all__ = ["SIZES", "ScaleRow", "exponent", "measure", "scale", "scale_table"]
 SIZES = (1000, 2000, 5000, 10_000, 20_000, 50_000)
 _MODEL = "gpt"
 _SHARE = 0.6
-_WARM_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,7 @@ def _in_a_process(path: Path, copies: int, seconds: float, device: str) -> Scale
 def measure(base: Graph, copies: int, seconds: float, device: str) -> ScaleRow:
     """Plan the base with so many more blocks, here and now."""
     costs = sheet(device)
-    small = ready(base, costs)
-    share = int(_SHARE * simulate(small, unplanned(small)).peak)
-    solve(small, share, seconds=_WARM_SECONDS)
+    warm_up()
     graph = ready(replicate(find_blocks(base), copies), costs)
     before = simulate(graph, unplanned(graph))
     graph_memory = _resident()
