@@ -35,7 +35,7 @@ class BenchCommand:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", choices=("monet", "planner"))
-        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (60, planner: 10)")  # fmt: skip
+        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (60; planner without --scale: 10)")  # fmt: skip
         parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner: a folder (planner-bench)")  # fmt: skip
         monet = parser.add_argument_group("monet")
         monet.add_argument("--data", metavar="DIR", type=Path)
