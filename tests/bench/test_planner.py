@@ -188,11 +188,11 @@ def test_growth_is_told_by_its_exponent():
     assert exponent([1000], [1.0]) is None
     rows = [
         ScaleRow(
-            n, 1, n * math.log(n) * 1e-5, n * 1e-3, n * 1e-3, 0.1, 0.01, 2**30, 2**28, "feasible"
+            n, 1, n * math.log(n) * 1e-5, 60.0, 61.0, 30.0, 0.1, 0.01, 2**30, 2**28, "feasible"
         )
         for n in sizes
     ]
-    assert "returns after n^1.00, its first plan is there after n^1.11 seconds; n log n is n^1.11" in scale_table(rows)  # fmt: skip
+    assert "at least n^1.11 seconds; n log n is n^1.11" in scale_table(rows)
 
 
 # The verb.
