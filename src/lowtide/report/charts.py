@@ -17,12 +17,12 @@ from html import escape
 
 from lowtide.units import format_bytes, format_seconds
 
-__all__ = ["Points", "sparkline", "timeline_svg"]
+__all__ = ["STYLE", "Points", "sparkline", "ticks", "timeline_svg"]
 
 Points = Sequence[tuple[float, int]]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 96, 92, 52
-_STYLE = """
+STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
 .title { font-size: 17px; font-weight: 600 }
 .quiet { fill: #59636e }
@@ -104,7 +104,7 @@ def timeline_svg(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
             f"<title>{escape(title)}</title>",
             f"<desc>{escape(described)}</desc>",
-            f"<style>\n{_STYLE}\n</style>",
+            f"<style>\n{STYLE}\n</style>",
             *parts,
             "</svg>\n",
         ]
@@ -168,7 +168,7 @@ def _size_axis(frame: _Frame) -> Iterator[str]:
     unit = next((u for u in (2**30, 2**20, 2**10) if frame.bytes >= 0.8 * u), 1)
     name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}.get(unit, "B")
     right = frame.width - _RIGHT
-    for tick in _ticks(frame.bytes / unit, 5):
+    for tick in ticks(frame.bytes / unit, 5):
         y = f"{frame.y(tick * unit):.1f}"
         yield f'<path class="{"grid" if tick else "axis"}" d="M{_LEFT} {y}H{right}"/>'
         label = f"{tick:g} {name}"
@@ -178,7 +178,7 @@ def _size_axis(frame: _Frame) -> Iterator[str]:
 def _time_axis(frame: _Frame) -> Iterator[str]:
     unit, name = (1.0, "s") if frame.seconds >= 1 else (1e-3, "ms")
     floor = frame.height - _BOTTOM
-    for tick in _ticks(frame.seconds / unit, 8):
+    for tick in ticks(frame.seconds / unit, 8):
         x = f"{frame.x(tick * unit):.1f}"
         yield f'<path class="axis" d="M{x} {floor}v5"/>'
         yield f'<text class="quiet" x="{x}" y="{floor + 21}" text-anchor="middle">{tick:g}</text>'
@@ -196,7 +196,7 @@ def _budget_line(frame: _Frame, budget: int) -> Iterator[str]:
     yield f'<text class="limit" x="{right + 9}" y="{y + 13:.1f}">{format_bytes(budget)}</text>'
 
 
-def _ticks(most: float, about: int) -> Iterator[float]:
+def ticks(most: float, about: int) -> Iterator[float]:
     """Round numbers from zero to `most`, roughly `about` of them."""
     rough = most / about
     scale = 10.0 ** math.floor(math.log10(rough))
