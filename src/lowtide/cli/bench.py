@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from lowtide.cli.answer import Answer, working
@@ -17,51 +18,102 @@ class BenchCommand:
 
     monet: plan the MONeT paper's own instances, in its own memory model, against its published schedules. --data is the folder
     with the instances. One instance is written to -o in the form of the published schedules; --all prints a table.
+
+    peers: real steps of eight models, in eager mode, with torch.utils.checkpoint around each block, with torch.compile at five
+    ratios of its own activation budget, and with Lowtide at each of the peaks that these reached. Measured in turn; results are
+    compared. A page, its data and the plans go to the folder -o; Ctrl-C keeps what is done.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", choices=("monet",))
-        parser.add_argument("--data", metavar="DIR", type=Path, required=True)
-        parser.add_argument("--model", default="resnet50")
-        parser.add_argument("--profile", default="inplace_conv_multiway_newnode")
-        parser.add_argument("--budget", metavar="GB", type=float, default=8.0)
-        parser.add_argument("--seconds", metavar="S", type=float, default=60.0)
-        parser.add_argument("--all", action="store_true", help="every published model and budget")
+        parser.add_argument("name", choices=tuple(_BENCHES))
+        parser.add_argument("--seconds", metavar="S", type=float, help="of planning, at most")
         parser.add_argument("-o", "--output", metavar="OUT", type=Path)
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite what is in OUT")
+        _monet_options(parser.add_argument_group("monet"))
+        _peers_options(parser.add_argument_group("peers"))
 
     def run(self, options: argparse.Namespace) -> Answer:
-        from lowtide.bench.monet_run import plan_all, plan_one, table
+        if options.seconds is not None and not options.seconds > 0:
+            raise OptionError("--seconds is a number above 0")
+        return _BENCHES[options.name](options)
 
-        if options.seconds <= 0 or options.budget <= 0:
-            raise OptionError("--seconds and --budget are numbers above 0")
-        with working(f"planning for {options.seconds:g} s each", quiet=options.json):
-            rows = (
-                list(plan_all(options.data, options.profile, options.seconds))
-                if options.all
-                else [
-                    plan_one(
-                        options.data,
-                        options.model,
-                        options.profile,
-                        options.budget,
-                        options.seconds,
-                    )
-                ]
-            )
-        if options.output:
-            made = [row.schedule for row in rows]
-            content = {"schedules": made} if options.all else made[0]
-            options.output.write_text(json.dumps(content))
-        names = (
-            "model",
-            "profile",
-            "budget_gb",
-            "ms",
-            "peak_gb",
-            "seconds",
-            "published_ms",
-            "bound_ms",
-            "ratio",
+
+def _monet_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data", metavar="DIR", type=Path)
+    group.add_argument("--model", default="resnet50")
+    group.add_argument("--profile", default="inplace_conv_multiway_newnode")
+    group.add_argument("--budget", metavar="GB", type=float, default=8.0)
+    group.add_argument("--all", action="store_true", help="every published model and budget")
+
+
+def _monet(options: argparse.Namespace) -> Answer:
+    from lowtide.bench.monet_run import plan_all, plan_one, table
+
+    if options.data is None:
+        raise OptionError("bench monet needs --data DIR, the folder with the instances")
+    if not options.budget > 0:
+        raise OptionError("--budget is a number above 0")
+    seconds = options.seconds or 60.0
+    with working(f"planning for {seconds:g} s each", quiet=options.json):
+        rows = (
+            list(plan_all(options.data, options.profile, seconds))
+            if options.all
+            else [plan_one(options.data, options.model, options.profile, options.budget, seconds)]
         )
-        facts = [{name: getattr(row, name) for name in names} for row in rows]
-        return Answer(table(rows), {"rows": facts}, markdown=True, wrote=options.output)
+    if options.output:
+        made = [row.schedule for row in rows]
+        content = {"schedules": made} if options.all else made[0]
+        options.output.write_text(json.dumps(content))
+    names = (
+        "model",
+        "profile",
+        "budget_gb",
+        "ms",
+        "peak_gb",
+        "seconds",
+        "published_ms",
+        "bound_ms",
+        "ratio",
+    )
+    facts = [{name: getattr(row, name) for name in names} for row in rows]
+    return Answer(table(rows), {"rows": facts}, markdown=True, wrote=options.output)
+
+
+def _peers_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--models", metavar="M", nargs="+", default=[], help="default: all eight")
+    group.add_argument(
+        "--rounds", metavar="N", type=int, default=7, help="of timing (default: %(default)s)"
+    )
+
+
+def _peers(options: argparse.Namespace) -> Answer:
+    if options.rounds < 1:
+        raise OptionError("--rounds is a number above 0")
+    folder = options.output or Path("peers")
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is a file: -o takes a folder")
+    if (folder / "peers.json").exists() and not options.force:
+        raise OptionError(
+            f"{folder / 'peers.json'} exists: -f overwrites it, -o OUT writes elsewhere"
+        )
+
+    from lowtide.bench.models import names_of
+    from lowtide.bench.peers_run import compare
+
+    def tell(line: str) -> None:
+        if not options.json:
+            print(line, file=sys.stderr, flush=True)
+
+    report = compare(
+        names_of(options.models),
+        folder,
+        rounds=options.rounds,
+        seconds=options.seconds or 30.0,
+        tell=tell,
+    )
+    return Answer(
+        report.text(), report.data(), markdown=True, wrote=report.page, next=report.next()
+    )
+
+
+_BENCHES = {"monet": _monet, "peers": _peers}

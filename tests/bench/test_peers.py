@@ -1,0 +1,223 @@
+"""Real steps of a tiny model against peers that are right, wrong, broken or interrupted."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lowtide.bench import peers_run
+from lowtide.bench.models import MODELS, Trained, make
+from lowtide.bench.peers import (
+    EAGER,
+    Contest,
+    Peer,
+    Step,
+    agreement,
+    at_ratio,
+    checkpoint_blocks,
+    compile_aot_eager,
+)
+from lowtide.cli import main
+
+pytestmark = pytest.mark.usefixtures("estimated")
+SMALL = {
+    "resnet50": {"batch": 2, "size": 32, "width": 4},
+    "googlenet": {"batch": 2, "size": 32},
+    "vgg16": {"batch": 2, "size": 32, "width": 4},
+    "mobilenet_v2": {"batch": 2, "size": 32},
+    "unet": {"batch": 2, "size": 16, "width": 4, "depth": 2},
+    "gpt": {"batch": 2, "length": 8, "words": 16, "width": 16, "layers": 2},
+    "nmt": {"batch": 2, "length": 4, "words": 16, "width": 8},
+    "word_lm": {"batch": 2, "length": 4, "words": 16, "width": 8},
+}
+
+
+class Tiny(Trained):
+    """Three blocks with dropout; wide inside, so that there is something to save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(
+                nn.Sequential(
+                    nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 16), nn.Tanh()
+                )
+                for _ in range(3)
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+    def blocks(self) -> list[nn.Module]:
+        return list(self.layers)
+
+
+def tiny() -> tuple[Tiny, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    return Tiny(), (torch.randn(256, 16),)
+
+
+def forget_the_seed(model: Trained) -> None:
+    for block in model.blocks():
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+        )
+
+
+CHECKPOINT = Peer("checkpoint", checkpoint_blocks)
+FORGETFUL = Peer("forgetful", forget_the_seed)
+
+
+def test_lowtide_keeps_to_each_peak_and_wrong_gradients_are_seen():
+    contest = Contest(*tiny(), seconds=0.2)
+    contest.enter_peers([EAGER, CHECKPOINT, FORGETFUL])
+    contest.enter_lowtide()
+    assert list(contest.race(2)) == [1, 2]
+    row = {r.name: r for r in contest.rows}
+    assert str(row["eager"].agreement) == str(row["checkpoint"].agreement) == "same bits"
+    assert row["forgetful"].agreement is not None
+    assert row["forgetful"].agreement.wrong
+    assert row["checkpoint"].peak < row["eager"].peak
+    planned = [r for r in contest.rows if r.ours]
+    rivals = sorted(name for r in planned for name in r.rivals)
+    assert rivals == ["checkpoint", "eager", "forgetful"]
+    for one in planned:
+        assert not one.failed
+        assert one.peak <= one.budget <= min(row[name].peak for name in one.rivals)
+        assert not one.agreement.wrong
+        assert one.predicted_overhead == contest.plans[one.name].overhead
+    assert all(len(r.times) == 2 for r in contest.rows)
+
+
+def test_lowest_is_a_measured_step_within_reach_of_the_floor():
+    contest = Contest(*tiny(), seconds=0.2)
+    contest.enter_lowest()
+    (row,) = contest.rows
+    assert contest.floor < row.peak <= row.budget
+
+
+def test_each_ratio_has_compiled_code_of_its_own():
+    model, args = tiny()
+    peaks = []
+    for ratio in (1.0, 0.0):
+        one = copy.deepcopy(model)
+        compile_aot_eager(one)
+        step = Step(one, args, Peer("ratio", compile_aot_eager, partial(at_ratio, ratio)))
+        step()
+        peaks.append(step.peak())
+    assert peaks[0] != peaks[1]
+
+
+def test_a_step_begins_with_the_buffers_it_is_given():
+    model, (images, labels) = make("unet", **SMALL["unet"])
+    step = Step(copy.deepcopy(model), (images, labels), EAGER)
+    first = step.results(list(model.buffers()))
+    assert str(agreement(step.results(list(model.buffers())), first)) == "same bits"
+    assert agreement(step.results(list(step.model.buffers())), first).wrong_buffers
+
+
+def test_errors_are_relative_and_a_missing_gradient_is_infinite():
+    expected = {"a": torch.tensor([3.0, 4.0]), "zero on paper": torch.tensor([1e-9]), "none": None}
+    close = {**expected, "a": torch.tensor([3.0, 4.5]), "zero on paper": torch.tensor([-1e-9])}
+    assert agreement((close, {}), (expected, {})).gradients == pytest.approx(0.1, rel=1e-4)
+    assert agreement((close, {}), (expected, {})).worst_gradient == "a"
+    for bad in (None, torch.tensor([3.0, float("nan")])):
+        assert agreement(({**expected, "a": bad}, {}), (expected, {})).gradients == float("inf")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_blocks_to_checkpoint(name: str):
+    model, args = make(name, **SMALL[name])
+    plain = Step(copy.deepcopy(model), args, EAGER)
+    step = Step(copy.deepcopy(model), args, CHECKPOINT)
+    calls = []
+    for block in step.model.blocks():
+        block.register_forward_hook(lambda *_: calls.append(1))
+    checkpoint_blocks(step.model)
+    buffers = list(model.buffers())
+    found, expected = step.results(buffers), plain.results(buffers)
+    assert not agreement(found, expected).wrong
+    assert len(calls) >= len(step.model.blocks()) > 0
+
+
+@pytest.fixture
+def tiny_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers_run, "make", lambda name: tiny())
+
+
+def fail(model: Trained) -> None:
+    raise RuntimeError("no such kernel\nand more")
+
+
+def read(folder: Path) -> tuple[str, dict]:
+    return (folder / "peers.md").read_text(), json.loads((folder / "peers.json").read_text())
+
+
+@pytest.mark.usefixtures("tiny_zoo")
+def test_a_report_says_who_wins_who_is_wrong_and_who_failed(tmp_path: Path):
+    said: list[str] = []
+    peers = [EAGER, FORGETFUL, Peer("broken", fail)]
+    report = peers_run.compare(["tiny"], tmp_path, rounds=2, seconds=0.2, peers=peers, tell=said.append)  # fmt: skip
+    page, data = read(tmp_path)
+    found = data["models"]["tiny"]
+    assert "WRONG gradients" in page
+    assert "RuntimeError: no such kernel" in page
+    assert {d["peer"] for d in found["at_equal_peak"]} == {"eager", "forgetful"}
+    assert found["lowest"]["peer"] == "eager"  # the lower one is wrong
+    assert found["lowest"]["lowtide"] < found["lowest"]["peers"]
+    assert report.left == ()
+    assert len(said) == len(found["rows"]) + 3
+    assert len(list(tmp_path.glob("tiny-*.plan.json"))) == sum(
+        1 for r in found["rows"] if r["budget"] and not r["failed"]
+    )
+
+
+def interrupt(model: Trained) -> None:
+    raise KeyboardInterrupt
+
+
+def interrupted_planner(model: Trained) -> None:
+    """A planner returns its best plan on Ctrl-C."""
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        pass
+
+
+@pytest.mark.usefixtures("tiny_zoo")
+@pytest.mark.parametrize(
+    ("change", "done"), [(interrupt, ["eager"]), (interrupted_planner, ["eager", "slow"])]
+)
+def test_ctrl_c_keeps_what_is_done(change, done: list[str], tmp_path: Path):
+    peers = [EAGER, Peer("slow", change), FORGETFUL]
+    before = signal.getsignal(signal.SIGINT)
+    report = peers_run.compare(["tiny", "other"], tmp_path, peers=peers)
+    assert signal.getsignal(signal.SIGINT) is before
+    page, data = read(tmp_path)
+    assert [r["name"] for r in data["models"]["tiny"]["rows"]] == done
+    assert "| eager |" in page
+    assert report.left == ("tiny", "other")
+    assert "--models tiny other" in report.next()
+
+
+def test_a_model_that_does_not_exist_is_refused(tmp_path: Path, capsys):
+    assert main(["bench", "peers", "--models", "gtp", "-o", str(tmp_path / "out")]) == 2
+    assert "did you mean 'gpt'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_earlier_report_is_not_overwritten(tmp_path: Path, capsys):
+    (tmp_path / "peers.json").write_text("{}")
+    assert main(["bench", "peers", "-o", str(tmp_path)]) == 2
+    assert "-f overwrites it" in capsys.readouterr().err
