@@ -7,6 +7,7 @@ by one: pools close a block, so that the smaller tensor is what is kept between 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -171,7 +172,7 @@ class UNet(Trained):
         widths = [width << k for k in range(depth + 1)]
         self.first = _twice(3, width)
         self.down = nn.ModuleList(
-            nn.Sequential(nn.MaxPool2d(2), _twice(a, b)) for a, b in zip(widths, widths[1:])
+            nn.Sequential(nn.MaxPool2d(2), _twice(a, b)) for a, b in pairwise(widths)
         )
         self.up = nn.ModuleList(
             nn.ConvTranspose2d(2 * w, w, 2, 2) for w in reversed(widths[:depth])

@@ -38,7 +38,7 @@ from lowtide.units import format_bytes
 __all__ = ["EAGER", "PEERS", "RATIOS", "Contest", "Peer", "agreement"]
 
 RATIOS = (0.8, 0.6, 0.4, 0.2, 0.0)
-_ABOVE_FLOOR = (1.01, 1.03, 1.1)
+_ABOVE_FLOOR = (1.01, 1.05, 1.25)
 """Shares of the floor tried as Lowtide's least budget: searches end by the clock, and the next may find less."""
 _SEED = 1
 

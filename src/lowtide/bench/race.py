@@ -1,9 +1,9 @@
 """Which of several variants of a step is right, which needs less memory, which is faster? Rows, and what follows from them.
 
-    Row            one variant: its peak, its times, whether it leaves what it should
-    Agreement      how far its results are from those of the eager step
-    interleave     times of all, taken in turn, so that what disturbs the machine disturbs all alike
-    Duel           Lowtide against one peer at that peer's own peak
+Row            one variant: its peak, its times, whether it leaves what it should
+Agreement      how far its results are from those of the eager step
+interleave     times of all, taken in turn, so that what disturbs the machine disturbs all alike
+Duel           Lowtide against one peer at that peer's own peak
 """
 
 from __future__ import annotations
