@@ -192,6 +192,9 @@ def _interrupts() -> Iterator[Callable[[], None]]:
 
 # As text.
 
+_ROW = ("variant", "peak", "step time", "vs eager", "results", "ready in", "predicted")
+_DUEL = ("peer", "its peak", "Lowtide's peak", "Lowtide's time", "at equal peak")
+
 
 def _heading(report: Report) -> str:
     facts = _environment(report.began)
@@ -207,15 +210,13 @@ def _heading(report: Report) -> str:
 def _section(found: Found) -> str:
     eager = found.rows[0].seconds if found.rows else None
     rows = [_cells(row, eager) for row in found.rows]
-    heading = ("variant", "peak", "step time", "vs eager", "results", "ready in", "predicted")
-    parts = [f"## {found.name}", _table(heading, rows)]
+    parts = [f"## {found.name}", _table(_ROW, rows)]
     if found.duels and found.rounds:
         cells = [
             (d.peer.name, _size(d.peer.peak), _size(d.ours.peak), _ratio(d), d.verdict)
             for d in found.duels
         ]
-        heading = ("peer", "its peak", "Lowtide's peak", "Lowtide's time", "at equal peak")
-        parts.append(_table(heading, cells))
+        parts.append(_table(_DUEL, cells))
     if found.rounds:
         parts.append(_lowest_words(found))
     return "\n\n".join(parts)
