@@ -192,12 +192,12 @@ class Contest:
     def race(self, rounds: int) -> Iterator[int]:
         """Time all variants in turn; yields the number of rounds done."""
         row = {r.name: r for r in self.rows}
-        for number, name, seconds in interleave(self.steps, rounds, self.between):
+        for number, name, seconds in interleave(self.steps, rounds, self.cleanup):
             row[name].times.append(seconds)
             if all(len(row[n].times) > number for n in self.steps):
                 yield number + 1
 
-    def between(self, name: str) -> None:
+    def cleanup(self, name: str) -> None:
         self.steps[name].clean()
         gc.collect()
 

@@ -101,20 +101,19 @@ def budgets(rows: Sequence[Row]) -> list[tuple[int, tuple[str, ...]]]:
 def interleave(
     steps: Mapping[str, Callable[[], None]],
     rounds: int,
-    between: Callable[[str], None] = lambda name: None,
+    cleanup: Callable[[str], None] = lambda name: None,
 ) -> Iterator[tuple[int, str, float]]:
-    """(round, variant, seconds), each variant once per round; a first round is not counted.
+    """(round, variant, seconds), each variant once per round; a first round is not counted. `cleanup` follows each step.
 
     Every other round runs backwards, so that nobody always follows the same neighbour.
     """
     names = list(steps)
     for number in range(-1, rounds):
         for name in reversed(names) if number % 2 else names:
-            between(name)
             started = time.perf_counter()
             steps[name]()
             seconds = time.perf_counter() - started
-            between(name)
+            cleanup(name)
             if number >= 0:
                 yield number, name, seconds
 
