@@ -233,6 +233,7 @@ def test_ctrl_c_keeps_what_is_done(change, done: list[str], tmp_path: Path):
     page, data = read(tmp_path)
     assert [r["name"] for r in data["models"]["tiny"]["rows"]] == done
     assert "| eager |" in page
+    assert "Not finished: 0 of 7 rounds." in page
     assert report.left == ("tiny", "other")
     assert "--models tiny other" in report.next()
 

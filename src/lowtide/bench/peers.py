@@ -192,7 +192,7 @@ class Contest:
     def race(self, rounds: int) -> Iterator[int]:
         """Time all variants in turn; yields the number of rounds done."""
         row = {r.name: r for r in self.rows}
-        for number, name, seconds in interleave(self.steps, rounds, self.cleanup):
+        for number, name, seconds in interleave(self.steps, rounds, self.cleanup, clock()):
             row[name].times.append(seconds)
             if all(len(row[n].times) > number for n in self.steps):
                 yield number + 1
@@ -200,6 +200,11 @@ class Contest:
     def cleanup(self, name: str) -> None:
         self.steps[name].clean()
         gc.collect()
+
+
+def clock() -> Callable[[], float]:
+    """A step on one thread is as long as the processor works on it, whatever else the machine does meanwhile."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def agreement(found: tuple[Results, Results], expected: tuple[Results, Results]) -> Agreement:

@@ -22,7 +22,7 @@ import torch
 
 from lowtide import __version__
 from lowtide.bench.models import make
-from lowtide.bench.peers import PEERS, Contest, Peer
+from lowtide.bench.peers import PEERS, Contest, Peer, clock
 from lowtide.bench.race import Duel, Row, duels
 from lowtide.units import format_bytes, format_percent, format_seconds
 
@@ -76,7 +76,7 @@ class Report:
             part.replace(self.folder / name)
 
     def text(self) -> str:
-        return "\n\n".join([_heading(self), *map(_section, self.models)])
+        return "\n\n".join([_heading(self), *(_section(m, self.rounds) for m in self.models)])
 
     def data(self) -> Json:
         return {
@@ -200,14 +200,14 @@ def _heading(report: Report) -> str:
     facts = _environment(report.began)
     return (
         "# Lowtide and its peers on real steps\n\n"
-        f"{facts['date']}, {facts['processor']}, {facts['threads']} threads, torch {facts['torch']}, lowtide {facts['lowtide']}. "
-        f"Peak: allocator events of one step, parameters and batch included. Time: median and quartiles of {report.rounds} rounds, all "
-        f"variants in turn. Results: gradients and buffers against the eager step with the same seed. Lowtide planned for at most "
+        f"{facts['date']}, {facts['processor']}, threads: {facts['threads']}, torch {facts['torch']}, lowtide {facts['lowtide']}. "
+        f"Peak: allocator events of one step, parameters and batch included. Time: {facts['clock']}, median and quartiles of {report.rounds} "
+        f"rounds, all variants in turn. Results: gradients and buffers against the eager step with the same seed. Lowtide planned for at most "
         f"{report.seconds:g} s; `ratio` is torch's activation_memory_budget under aot_eager."
     )
 
 
-def _section(found: Found) -> str:
+def _section(found: Found, rounds: int) -> str:
     eager = found.rows[0].seconds if found.rows else None
     rows = [_cells(row, eager) for row in found.rows]
     parts = [f"## {found.name}", _table(_ROW, rows)]
@@ -217,8 +217,10 @@ def _section(found: Found) -> str:
             for d in found.duels
         ]
         parts.append(_table(_DUEL, cells))
-    if found.rounds:
+    if found.rows:
         parts.append(_lowest_words(found))
+    if found.rounds < rounds:
+        parts.append(f"Not finished: {found.rounds} of {rounds} rounds.")
     return "\n\n".join(parts)
 
 
@@ -324,6 +326,7 @@ def _environment(began: float) -> Json:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "clock": "processor time" if clock() is time.process_time else "wall time",
         "torch": str(torch.__version__),
         "lowtide": __version__,
         "python": platform.python_version(),

@@ -102,6 +102,7 @@ def interleave(
     steps: Mapping[str, Callable[[], None]],
     rounds: int,
     cleanup: Callable[[str], None] = lambda name: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[tuple[int, str, float]]:
     """(round, variant, seconds), each variant once per round; a first round is not counted. `cleanup` follows each step.
 
@@ -110,9 +111,9 @@ def interleave(
     names = list(steps)
     for number in range(-1, rounds):
         for name in reversed(names) if number % 2 else names:
-            started = time.perf_counter()
+            started = clock()
             steps[name]()
-            seconds = time.perf_counter() - started
+            seconds = clock() - started
             cleanup(name)
             if number >= 0:
                 yield number, name, seconds
@@ -147,9 +148,9 @@ class Duel:
             return "Lowtide OVER the peer's peak"
         if not self.ours.right:
             return "Lowtide WRONG"
-        if self.ratio is None:
-            return "not timed"
-        low, high = self.quartiles or (self.ratio, self.ratio)
+        if self.quartiles is None:
+            return "not timed" if self.ratio is None else "one round is no verdict"
+        low, high = self.quartiles
         found = "Lowtide faster" if high < 1 else "Lowtide slower" if low > 1 else "even"
         return found if self.peer.right else f"{found}, peer WRONG"
 
