@@ -153,10 +153,12 @@ class Contest:
             api.fit(copy.deepcopy(self.plain), self.args, budget=1, seconds=self.seconds)
         except BudgetError as error:
             self.floor = error.floor
-            for more in _ABOVE_FLOOR:
-                row = Row("Lowtide, lowest", budget=int(error.floor * more))
-                if self.fit(row, keep_failed=more == _ABOVE_FLOOR[-1]):
-                    break
+        except Exception as error:
+            self.add(Row("Lowtide, lowest", budget=1, failed=_words(error)))
+        for more in _ABOVE_FLOOR if self.floor else ():
+            row = Row("Lowtide, lowest", budget=int((self.floor or 0) * more))
+            if self.fit(row, keep_failed=more == _ABOVE_FLOOR[-1]):
+                break
 
     def fit(self, row: Row, *, keep_failed: bool = True) -> bool:
         def change(model: Trained) -> Plan:
@@ -185,9 +187,12 @@ class Contest:
                 row.predicted_peak, row.predicted_overhead = made.peak, made.overhead
                 row.gap = made.gap
         if not row.failed or keep_failed:
-            self.rows.append(row)
-            self.tell(row)
+            self.add(row)
         return not row.failed
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.tell(row)
 
     def race(self, rounds: int) -> Iterator[int]:
         """Time all variants in turn; yields the number of rounds done."""

@@ -30,7 +30,6 @@ __all__ = ["Report", "compare"]
 
 _PAGE, _DATA = "peers.md", "peers.json"
 Json = dict[str, Any]
-Sizes = dict[str, Any]
 
 
 @dataclass
@@ -109,16 +108,15 @@ def compare(
     rounds: int = 7,
     seconds: float = 30.0,
     peers: Sequence[Peer] = PEERS,
-    sizes: Sizes | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Report:
-    """`sizes`: of the models, where not their own. Ctrl-C ends it with what is done so far."""
+    """Ctrl-C ends it with what is done so far."""
     report = Report(folder, rounds, seconds, left=tuple(models))
     folder.mkdir(parents=True, exist_ok=True)
     with _interrupts() as stopped:
         try:
             for name in models:
-                _compare_one(report, name, peers, sizes or {}, tell, stopped)
+                _compare_one(report, name, peers, tell, stopped)
                 report.left = report.left[1:]
         except KeyboardInterrupt:
             tell("stopped: what was done is kept")
@@ -130,7 +128,6 @@ def _compare_one(
     report: Report,
     name: str,
     peers: Sequence[Peer],
-    sizes: Sizes,
     tell: Callable[[str], None],
     stopped: Callable[[], None],
 ) -> None:
@@ -144,7 +141,7 @@ def _compare_one(
         tell(f"{name:13s} {_line(row)}")
         stopped()
 
-    contest = Contest(*make(name, **sizes), seconds=report.seconds, tell=entered)
+    contest = Contest(*make(name), seconds=report.seconds, tell=entered)
     contest.enter_peers(peers)
     contest.enter_lowtide()
     contest.enter_lowest()
