@@ -29,6 +29,7 @@ FLAGS = {
         "--scale",
         "-o --output",
         "-f --force",
+        "--rounds",
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
     "report": {"file"},

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from lowtide.cli.answer import Answer, working
-from lowtide.errors import OptionError, did_you_mean
-
-if TYPE_CHECKING:
-    from lowtide.bench.planner_run import Results
-    from lowtide.bench.planner_scale import ScaleRow
+from lowtide.cli.bench_peers import bench_peers, peers_options
+from lowtide.cli.bench_planner import bench_planner, planner_options
+from lowtide.errors import OptionError
 
 __all__ = ["BenchCommand"]
-
-Say = Callable[[str], None]
 
 
 class BenchCommand:
@@ -31,40 +23,45 @@ class BenchCommand:
     planner: plan captured training steps at budgets of 80% to 20% of their peak, with every solver side by side. The steps are captured
     on fake tensors and priced from a data sheet, so no big memory is needed; --graphs is the folder that keeps them. Tables, rows and a
     picture are written to the folder -o. --scale plans ever larger graphs instead.
+
+    peers: real steps of eight models, in eager mode, with torch.utils.checkpoint around each block, with torch.compile at five
+    ratios of its own activation budget, and with Lowtide at each of the peaks that these reached. Measured in turn; results are
+    compared. A page, its data and the plans go to the folder -o.
+
+    Ctrl-C keeps what is done.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", choices=("monet", "planner"))
-        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (60; planner without --scale: 10)")  # fmt: skip
-        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner: a folder (planner-bench)")  # fmt: skip
-        monet = parser.add_argument_group("monet")
-        monet.add_argument("--data", metavar="DIR", type=Path)
-        monet.add_argument("--model", default="resnet50")
-        monet.add_argument("--profile", default="inplace_conv_multiway_newnode")
-        monet.add_argument("--budget", metavar="GB", type=float, default=8.0)
-        monet.add_argument("--all", action="store_true", help="every published model and budget")
-        planner = parser.add_argument_group("planner")
-        planner.add_argument("--models", metavar="A,B", help="default: all ten")
-        planner.add_argument("--budgets", metavar="P,Q", default="80,70,60,50,40,30,20", help="percent of the unplanned peak (%(default)s)")  # fmt: skip
-        planner.add_argument("--solvers", metavar="A,B", help="default: auto and all baselines")
-        planner.add_argument("--device", default="A100", help="whose data sheet prices ops (%(default)s)")  # fmt: skip
-        planner.add_argument("--graphs", metavar="DIR", type=Path, help="where captured graphs are kept (the cache folder)")  # fmt: skip
-        planner.add_argument("--scale", metavar="N,M", nargs="?", const="1000,2000,5000,10000,20000,50000", help="plan graphs of so many ops instead (%(const)s)")  # fmt: skip
-        planner.add_argument("-f", "--force", action="store_true", help="overwrite results in OUT")
+        parser.add_argument("name", choices=tuple(_BENCHES))
+        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (monet, scale: 60; peers: 30; planner: 10)")  # fmt: skip
+        parser.add_argument("--models", metavar="A,B", help="planner, peers: default all")
+        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers: a folder")  # fmt: skip
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite what is in OUT")
+        _monet_options(parser.add_argument_group("monet"))
+        planner_options(parser.add_argument_group("planner"))
+        peers_options(parser.add_argument_group("peers"))
 
     def run(self, options: argparse.Namespace) -> Answer:
-        if options.budget <= 0 or (options.seconds is not None and options.seconds <= 0):
-            raise OptionError("--seconds and --budget are numbers above 0")
-        if options.name == "monet":
-            return _monet(options)
-        return _scale(options) if options.scale else _planner(options)
+        if options.seconds is not None and not options.seconds > 0:
+            raise OptionError("--seconds is a number above 0")
+        return _BENCHES[options.name](options)
+
+
+def _monet_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--data", metavar="DIR", type=Path)
+    group.add_argument("--model", default="resnet50")
+    group.add_argument("--profile", default="inplace_conv_multiway_newnode")
+    group.add_argument("--budget", metavar="GB", type=float, default=8.0)
+    group.add_argument("--all", action="store_true", help="every published model and budget")
 
 
 def _monet(options: argparse.Namespace) -> Answer:
     from lowtide.bench.monet_run import plan_all, plan_one, table
 
     if options.data is None:
-        raise OptionError("bench monet needs --data DIR, the folder with the paper's instances")
+        raise OptionError("bench monet needs --data DIR, the folder with the instances")
+    if not options.budget > 0:
+        raise OptionError("--budget is a number above 0")
     seconds = options.seconds or 60.0
     with working(f"planning for {seconds:g} s each", quiet=options.json):
         rows = (
@@ -77,139 +74,18 @@ def _monet(options: argparse.Namespace) -> Answer:
         content = {"schedules": made} if options.all else made[0]
         options.output.write_text(json.dumps(content))
     names = (
-        "model", "profile", "budget_gb", "ms", "peak_gb", "seconds", "published_ms", "bound_ms", "ratio",
-    )  # fmt: skip
+        "model",
+        "profile",
+        "budget_gb",
+        "ms",
+        "peak_gb",
+        "seconds",
+        "published_ms",
+        "bound_ms",
+        "ratio",
+    )
     facts = [{name: getattr(row, name) for name in names} for row in rows]
     return Answer(table(rows), {"rows": facts}, markdown=True, wrote=options.output)
 
 
-def _planner(options: argparse.Namespace) -> Answer:
-    from lowtide.bench.planner_graphs import MODELS, sheet
-    from lowtide.bench.planner_run import COMPARED, Results, facts, tables
-    from lowtide.solve.planner import SOLVERS
-
-    models = _chosen(options.models, MODELS, "model") or list(MODELS)
-    solvers = _chosen(options.solvers, SOLVERS, "solver") or list(COMPARED)
-    budgets = _numbers(options.budgets, "--budgets")
-    seconds, device = options.seconds or 10.0, sheet(options.device).name
-    folder: Path = options.output or Path("planner-bench")
-    if (folder / "planner.jsonl").exists() and not options.force:
-        raise OptionError(f"{folder} has results: -f overwrites them, -o OUT writes elsewhere")
-    results = Results(folder, {"device": device, "seconds": seconds})
-    todo = len(models) * len(budgets) * len(solvers)
-    with _progress(quiet=options.json) as say:
-        stopped = _fill(results, models, budgets, solvers, options.graphs, say, todo)
-    results.write()
-    text = tables(results.rows)
-    if stopped:
-        text += f"\n\nStopped: {len(results.rows)} of {todo} rows."
-    return Answer(
-        text,
-        {**results.settings, "stopped": stopped, **facts(results.rows)},
-        markdown=True,
-        wrote=folder,
-        next=f"lowtide bench planner --scale -o {folder}",
-    )
-
-
-def _fill(
-    results: Results,
-    models: list[str],
-    budgets: list[float],
-    solvers: list[str],
-    graphs: Path | None,
-    say: Say,
-    todo: int,
-) -> bool:
-    """Rows as they come; True if Ctrl-C ended it."""
-    from lowtide.bench.planner_graphs import captured, ready, sheet
-    from lowtide.bench.planner_run import compare
-
-    device, seconds = (
-        sheet(str(results.settings["device"])),
-        float(str(results.settings["seconds"])),
-    )
-    try:
-        for model in models:
-            say(f"{model}: its graph, captured if it is new")
-            graph = ready(captured(model, graphs), device)
-            for row in compare(model, graph, budgets=budgets, solvers=solvers, seconds=seconds):
-                results.add(row)
-                say(
-                    f"{len(results.rows)} of {todo} rows: {row.model} {row.percent:g}% {row.solver}"
-                )
-            results.write()
-    except KeyboardInterrupt:
-        return True
-    return False
-
-
-def _scale(options: argparse.Namespace) -> Answer:
-    from dataclasses import asdict
-
-    from lowtide.bench.planner_graphs import sheet
-    from lowtide.bench.planner_scale import scale, scale_table
-
-    sizes = [int(size) for size in _numbers(options.scale, "--scale")]
-    folder: Path = options.output or Path("planner-bench")
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = folder / "scale.jsonl"
-    if lines.exists() and not options.force:
-        raise OptionError(f"{folder} has results: -f overwrites them, -o OUT writes elsewhere")
-    lines.write_text("")
-    rows: list[ScaleRow] = []
-    found = scale(sizes, seconds=options.seconds or 60.0, device=sheet(options.device).name, folder=options.graphs)  # fmt: skip
-    stopped = False
-    with _progress(quiet=options.json) as say:
-        try:
-            say(f"planning {sizes[0]} ops")
-            for row in found:
-                rows.append(row)
-                with lines.open("a") as file:
-                    file.write(json.dumps(asdict(row)) + "\n")
-                say(f"{len(rows)} of {len(sizes)} rows: {row.ops} ops")
-        except KeyboardInterrupt:
-            stopped = True
-    text = scale_table(rows)
-    (folder / "scale.md").write_text(text + "\n")
-    return Answer(
-        text + (f"\n\nStopped: {len(rows)} of {len(sizes)} rows." if stopped else ""),
-        {"stopped": stopped, "rows": [asdict(row) for row in rows]},
-        markdown=True,
-        wrote=folder / "scale.md",
-        next=f"lowtide bench planner -o {folder}",
-    )
-
-
-def _chosen(text: str | None, known: tuple[str, ...], what: str) -> list[str]:
-    words = [word.strip() for word in (text or "").split(",") if word.strip()]
-    for word in words:
-        if word not in known:
-            raise OptionError(
-                f"no {what} called {word!r}{did_you_mean(word, list(known))} Known: {', '.join(known)}"
-            )
-    return words
-
-
-def _numbers(text: str, flag: str) -> list[float]:
-    try:
-        found = [float(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        found = []
-    if not found or min(found) <= 0:
-        raise OptionError(f"{flag} {text!r}: give numbers above 0, as in 80,60,40")
-    return found
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Say]:
-    """Says how far it is: in one changing line on a terminal, line by line in a log."""
-    if quiet:
-        yield lambda words: None
-    elif not sys.stderr.isatty():
-        yield lambda words: print(words, file=sys.stderr, flush=True)
-    else:
-        from rich.console import Console
-
-        with Console(stderr=True).status("starting") as status:
-            yield lambda words: status.update(f"{words}   Ctrl-C keeps what is done")
+_BENCHES = {"monet": _monet, "planner": bench_planner, "peers": bench_peers}
