@@ -197,6 +197,21 @@ def test_an_encoding_is_made_late_and_used() -> None:
     assert {"pack", "unpack"} <= set(answer.program.counts)
 
 
+def test_a_form_whose_copy_nobody_else_needs_is_found() -> None:
+    """Both ways to make `d` depend on `b`, but by no op that both share: only a dearer round finds `b` worth making."""
+    values = tuple(Value(n, size, n) for n, size in (("t", 0), ("b", 1), ("c", 1), ("d", 0)))
+    ops = (
+        Op("late", "aten.any", ("t",), ("b",), 1, 0.25, rerun=False),
+        Op("wide", "aten.any", ("b",), ("d",), 1, workspace=1),
+        Op("copying", "aten.any", ("b",), ("c",), 1, rule="form", of="wide"),
+        Op("lean", "aten.any", ("c",), ("d",), 1, rule="form", of="wide"),
+    )
+    outside = (Outside("t", since=1, owned=False),)
+    graph = Graph(values=values, ops=ops, outside=outside, required=(Required("d", 1),))
+    check_graph(graph)
+    assert_exact_everywhere(graph, longest=5)
+
+
 def three_segments(until: int) -> Graph:
     """Both outputs of `both` are read at the end. The caller holds one until `until`; to have the other again is to have both."""
     values = [Value(n, size, n) for n, size in (("x", 5), ("y", 70), ("z", 70), ("t", 90))]

@@ -182,7 +182,10 @@ class _Search:
                 self.bound = min(self.bound, max(total, cost + ticks))
                 return
             total = max(total, cost + ticks)
-            state = _State(segment, live & (stage.serving(needed, slack) | pinned), done, held)
+            idle = live & ~stage.serving(needed, slack) & ~pinned
+            if idle:
+                self.bound = min(self.bound, cost + ticks + stage.cheapest_reader(idle))
+            state = _State(segment, live & ~idle, done, held)
         if cost < self.cost.get(state, NEVER):
             self.cost[state] = cost
             self.origin[state] = before, name

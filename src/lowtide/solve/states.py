@@ -272,6 +272,10 @@ class Stage:
                 found |= move.reads
         return found
 
+    def cheapest_reader(self, storages: int) -> int:
+        """The ticks of the quickest op that reads one of these."""
+        return min((move.ticks for move in self.later if move.reads & storages), default=NEVER)
+
     def squeeze(self, needed: int) -> int:
         """Ticks beyond those of `look`, for what cannot be there at the tightest moment to come."""
         before: dict[int, int] = {}

@@ -165,9 +165,11 @@ class _Model:
             runs, node = self.computed(stage, i), self.nodes[i]
             if runs == ZERO:
                 continue
-            now = [*now, *((runs, self.size[s]) for s in node.makes)]
-            self.program.within_peak([*now, (runs, self.bytes(node.workspace))])
-            now = [*now, *self.freed(stage, i)]
+            now += [(runs, self.size[s]) for s in node.makes]
+            used = self.program.amount()
+            self.program.exactly([*now, (used, -1.0)], 0.0)
+            self.program.within_peak([(used, 1.0), (runs, self.bytes(node.workspace))])
+            now = [(used, 1.0), *self.freed(stage, i)]
 
     def freed(self, stage: int, node: int) -> Terms:
         found: Terms = []

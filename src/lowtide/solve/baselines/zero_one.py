@@ -68,6 +68,12 @@ class ZeroOne:
         self.whole.append(int(whole))
         return len(self.low) - 1
 
+    def amount(self) -> int:
+        """A new one that may be any number from 0 on."""
+        variable = self.variable(whole=False)
+        self.high[variable] = math.inf
+        return variable
+
     def at_most(self, terms: Terms, limit: float = 0.0) -> None:
         self.rows.append(terms)
         self.limits.append(limit)
