@@ -222,6 +222,13 @@ class Stage:
         self.effects = sum(m.bit for m in effects)
         self.effect_ticks = sum(m.ticks for m in effects)
         self.rows = {bit: self._row(bit, coming) for bit in step.bit.values()}
+        made = {bit: row for bit, row in self.rows.items() if row is not None}
+        self.common = {bit: row.common for bit, row in made.items()}
+        self.together = sum(b for b, r in made.items() if any(m[1] != b for m in r.makers))
+        """Storages that have a maker which makes others as well."""
+        shares = [(b, min(m[2] for m in r.makers), step.size[b]) for b, r in made.items()]
+        self.by_price = sorted((s for s in shares if s[2]), key=lambda s: s[1] / s[2])
+        """Storages with the ticks it takes to make them and their bytes, the cheapest bytes first."""
 
     def _row(self, storage: int, coming: int) -> _Row | None:
         makers = [m for m in self.later if m.makes & storage]
@@ -278,48 +285,47 @@ class Stage:
 
     def squeeze(self, needed: int) -> int:
         """Ticks beyond those of `look`, for what cannot be there at the tightest moment to come."""
+        common, size = self.common, self.size
         before: dict[int, int] = {}
         for storage in bits(needed):  # in an order in which they can be made
-            above = found = self._row_of(storage).common & needed
-            for earlier in bits(above):
+            found = common[storage] & needed
+            for earlier in bits(found):
                 found |= before.get(earlier, 0)
             before[storage] = found
         extra = 0
-        for storage in before:
-            row = self._row_of(storage)
+        for storage, earlier in before.items():
+            row = self.rows[storage]
+            assert row is not None, "look() has said that it can be made"
             after, read = storage, self.final
-            for other, earlier in before.items():
-                if earlier & storage:
+            for other, above in before.items():
+                if above & storage:
                     after |= other
-                    read |= self._row_of(other).common
+                    read |= common[other]
             waiting = read & ~(after | row.own)
-            excess = self.size[waiting] + row.least - self.room
+            excess = size[waiting] + row.least - self.room
             if excess > 0:
-                counted = needed & ~before[storage]
-                extra = max(extra, self._cheapest(waiting, excess, counted))
+                extra = max(extra, self._cheapest(waiting, excess, needed & ~earlier))
         return extra
-
-    def _row_of(self, storage: int) -> _Row:
-        row = self.rows[storage]
-        assert row is not None, "look() says first that it can be made"
-        return row
 
     def _cheapest(self, waiting: int, excess: int, counted: int) -> int:
         """The least ticks to be without so many bytes of these, and have them made afterwards. An op that makes something
         counted already may cost nothing more."""
-        items: list[tuple[float, int, int]] = []
-        for storage in bits(waiting):
-            row, size = self.rows[storage], self.size[storage]
-            if row is not None and size:
-                cost = min(0 if makes & counted else share for _, makes, share in row.makers)
-                items.append((cost / size, cost, size))
-        items.sort()
+        free = waiting & counted
+        for storage in bits(waiting & self.together & ~counted):
+            row = self.rows[storage]
+            if row is not None and any(makes & counted for _, makes, _ in row.makers):
+                free |= storage
+        excess -= self.size[free]
+        if excess <= 0:
+            return 0
+        waiting &= ~free
         total = 0
-        for _, cost, size in items:
-            if size >= excess:
-                return total + cost * excess // size
-            total += cost
-            excess -= size
+        for storage, cost, size in self.by_price:
+            if storage & waiting:
+                if size >= excess:
+                    return total + cost * excess // size
+                total += cost
+                excess -= size
         return NEVER
 
 
