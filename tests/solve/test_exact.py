@@ -349,5 +349,3 @@ def skipping(blocks: int) -> Graph:
         y = step.op(f"act{i}", TANH, [x], 64, 0.5)
         x = step.op(f"mix{i}", ADD, [y, x], 64 - 3 * i, 2.0, saves=[y])
     return step.graph(x)
-
-

@@ -49,9 +49,7 @@ class Exact:
     """States looked at."""
 
 
-def exact(
-    graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = math.inf
-) -> Exact:
+def exact(graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = math.inf) -> Exact:
     """Looks at up to `nodes` states, for a program that takes less than `faster_than` seconds."""
     step = Step(graph, budget)
     if not step.expressible:
@@ -167,9 +165,7 @@ class _Search:
             self.add(after, cost + ticks, total, state, name)
         return True
 
-    def add(
-        self, state: _State, cost: int, total: int, before: _State | None, name: str
-    ) -> None:
+    def add(self, state: _State, cost: int, total: int, before: _State | None, name: str) -> None:
         segment, live, done, held = state
         if segment <= self.step.last:
             self.nodes += 1
@@ -206,8 +202,8 @@ class _Search:
                 there = staying & ~freed | move.makes
                 yield _State(segment, there, done | move.once, after), move.ticks, move.name
         if stage.may_end and not stage.required & ~live:
-            for there in self.entered(segment + 1, live, done | self.once[segment], held):
-                yield there, 0, ""
+            for entered in self.entered(segment + 1, live, done | self.once[segment], held):
+                yield entered, 0, ""
 
     def entered(
         self, segment: int, live: int, done: int, held: tuple[Hold, ...]
@@ -264,9 +260,7 @@ def _remade(held: tuple[Hold, ...], makes: int) -> tuple[Hold, ...]:
     return tuple(h._replace(newest=h.newest and not h.storage & makes) for h in held)
 
 
-def _handed_over(
-    held: tuple[Hold, ...], required: list[Hold], segment: int
-) -> tuple[Hold, ...]:
+def _handed_over(held: tuple[Hold, ...], required: list[Hold], segment: int) -> tuple[Hold, ...]:
     """What is in the caller's hands when a segment starts: what it gets now, and what it does not let go of."""
     found = list(held)
     for new in required:

@@ -158,9 +158,7 @@ class Step:
             effects |= bit if op.effect else 0
             ticks = int(op.seconds * TICKS)
             moves.append(
-                Move(
-                    op.name, bit, reads, makes, ticks, beside, segments, once, after, op.effect
-                )
+                Move(op.name, bit, reads, makes, ticks, beside, segments, once, after, op.effect)
             )
         return moves
 
@@ -207,9 +205,7 @@ class Stage:
         self.useful = _useful(later, wanted)
         """Storages that can still serve for something."""
         self.later = [m for m in later if m.effect or m.makes & self.useful]
-        self.now = [
-            m for m in self.later if m.segments >> segment & 1 and not m.after & ~done
-        ]
+        self.now = [m for m in self.later if m.segments >> segment & 1 and not m.after & ~done]
         self.may_end = not any(m.segments >> segment & 1 for m in effects)
         self.kept = wanted
         """What the caller still gets."""

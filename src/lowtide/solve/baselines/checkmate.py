@@ -157,9 +157,7 @@ class _Model:
     def weigh(self, stage: int) -> None:
         """The bytes while each node runs: what was kept, plus what was made, less what was freed."""
         now: Terms = [
-            (self.kept(stage, s), self.size[s])
-            for s, made in self.maker.items()
-            if made < stage
+            (self.kept(stage, s), self.size[s]) for s, made in self.maker.items() if made < stage
         ]
         for i in range(stage + 1):
             runs, node = self.computed(stage, i), self.nodes[i]

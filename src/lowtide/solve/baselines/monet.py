@@ -96,9 +96,7 @@ class _Line:
         """The backward ones, by the step they are made in."""
         for step, op in enumerate(self.backward, 1):
             self.gradients |= dict.fromkeys(problem.makes[op].tolist(), step)
-        self.choices = {
-            op: tuple(self._choices(op)) for op in (*self.forward, *self.backward)
-        }
+        self.choices = {op: tuple(self._choices(op)) for op in (*self.forward, *self.backward)}
 
     def _choices(self, op: int) -> Iterator[_Choice]:
         for way in self.problem.ways[op].tolist():
@@ -241,7 +239,9 @@ class _Model:
 
     def available(self, step: int, storage: int) -> Terms:
         place = self.line.place[storage]
-        made = [ZERO if step else ONE] if place < 0 else self.computed(step, self.line.forward[place])
+        made = (
+            [ZERO if step else ONE] if place < 0 else self.computed(step, self.line.forward[place])
+        )
         return [(v, -1.0) for v in (*made, self.kept(step, storage))]
 
     def link(self, step: int) -> None:
@@ -286,7 +286,9 @@ class _Model:
                         for s, at in line.place.items()
                         if at != place and s not in own
                     ]
-                    self.program.within_peak([(variable, waiting + self.bytes_of(own, moment)), *rest])
+                    self.program.within_peak(
+                        [(variable, waiting + self.bytes_of(own, moment)), *rest]
+                    )
 
     def weigh_backward(self, step: int) -> None:
         line = self.line
