@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import gcd
 from typing import NamedTuple
 
 from lowtide.ir.graph import Graph, Op, Outside, home_segment
@@ -46,6 +47,8 @@ class Sizes(dict[int, int]):
     def __init__(self, sizes: list[int]) -> None:
         super().__init__({1 << i: size for i, size in enumerate(sizes)})
         self[0] = 0
+        self.unit = gcd(*sizes) or 1
+        """All sizes are multiples of it."""
 
     def __missing__(self, mask: int) -> int:
         self[mask] = found = sum(self[bit] for bit in bits(mask))
@@ -315,6 +318,7 @@ class Stage:
         if excess <= 0:
             return 0
         waiting &= ~free
+        excess += -excess % self.size.unit
         total = 0
         for storage, cost, size in self.by_price:
             if storage & waiting:
