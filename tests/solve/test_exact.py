@@ -16,6 +16,7 @@ from lowtide.ir.graph import Graph, Op, Outside, Required, Segment, Value, home_
 from lowtide.ir.program import Program, unplanned
 from lowtide.sim.check import check_kept
 from lowtide.sim.memory import simulate
+from lowtide.solve import planner
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.exact import Exact, exact
 from lowtide.solve.planner import solve
@@ -324,6 +325,9 @@ def test_only_what_is_faster_is_looked_for() -> None:
     assert none.program is None
     assert none.proved
     assert none.bound == best.seconds
+    free = replace(graph, ops=tuple(replace(o, seconds=0.0) for o in graph.ops))
+    assert exact(free, budget).seconds == 0
+    assert exact(free, budget, faster_than=0.0) == Exact(None, math.inf, 0.0, True, 0)
 
 
 def test_the_same_answer_every_time() -> None:
@@ -387,3 +391,15 @@ def test_the_exact_solver_takes_the_time_it_is_given() -> None:
     assert solve(graph, budget, solver="search", seconds=0.5).solver == "search"
     assert solve(graph, budget, solver="exact", seconds=5.0).solver == "exact"
     assert solve(graph, budget, solver="exact", seconds=0.01).solver == "search"
+
+
+def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> Exact:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner, "exact", interrupted)
+    graph = chain(8)
+    budget = simulate(graph, unplanned(graph)).peak // 2
+    result = solve(graph, budget, seconds=20.0)
+    assert result.status is Status.FEASIBLE
+    assert result.solve_seconds < 10

@@ -54,7 +54,7 @@ def exact(graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = 
     step = Step(graph, budget)
     if not step.expressible:
         return Exact(None, math.inf, 0.0, False, 0)
-    most = NEVER if math.isinf(faster_than) else int(faster_than * TICKS * (1 - 1e-12))
+    most = NEVER if math.isinf(faster_than) else int(faster_than * TICKS * (1 - 1e-12)) - 1
     first = least = limit = step.stage(0, 0).look(step.arrives[0])[1]
     used = 0
     while least <= most and least < NEVER and step.room >= 0:

@@ -152,7 +152,11 @@ class _Planning:
         share = {"exact": 0.6 * self.seconds, "auto": min(1.0, 0.1 * self.seconds)}.get(solver, 0.0)
         if not share or (solver == "auto" and ops > _FEW_OPS):
             return None
-        answer = exact(self.graph, self.budget, nodes=int(share * _STATES))
+        try:
+            answer = exact(self.graph, self.budget, nodes=int(share * _STATES))
+        except KeyboardInterrupt:  # the search then returns what it has
+            self.search.interrupted = True
+            return None
         if answer.bound < math.inf:
             self.bound = max(self.bound, answer.bound)
         if answer.program is not None:
