@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -163,6 +164,48 @@ def test_nor_of_one_with_three_segments(graph: Graph, cut: int) -> None:
     assume(every.complete)
     for budget in every.budgets():
         assert_exact(graph, every, budget)
+
+
+def tight_step(rng: Random) -> Graph:
+    """Forward ops with large workspaces, one or two backward ops that read many of their outputs, maybe an encoding: what to
+    keep, to make again or to encode is a matter of bytes and seconds in most of them."""
+    values = [Value("w", 1, "w"), Value("t", rng.randint(0, 9), "t")]
+    ops: list[Op] = []
+    made: list[str] = []
+    for i in range(rng.choice((2, 3))):
+        names = [f"x{i}"] if rng.random() < 0.7 else [f"x{i}", f"y{i}"]
+        values += [Value(n, rng.randint(1, 60), n) for n in names]
+        read = (made[-1],) if made and rng.random() < 0.8 else (rng.choice(["w", *made]),)
+        seconds, workspace = rng.choice((0.25, 0.5, 1.0, 2.0)), rng.choice((0, 90, 150)) if i else 0
+        ops.append(Op(f"f{i}", "aten.any", read, tuple(names), 0, seconds, workspace))
+        made += names
+    if rng.random() < 0.4:
+        of = rng.choice(ops)
+        values.append(Value("small", 5, "small"))
+        ops.append(Op("pack", "pack", of.outputs[:1], ("small",), 0, 0.25, rule="pack", of=of.name))
+        ops.append(Op("unpack", "unpack", ("small",), of.outputs[:1], 0, 0.25, rule="pack"))
+    before = "t"
+    for i in range(1 if len(ops) > 2 else 2):
+        values.append(Value(f"d{i}", rng.randint(1, 40), f"d{i}"))
+        read = (before, "x0") if i else (before, *rng.sample(made, 2))
+        ops.append(Op(f"b{i}", "aten.any", read, (f"d{i}",), 1, 0.5, rng.choice((0, 0, 60))))
+        before = f"d{i}"
+    required = (Required(made[-1], 0, rng.choice((0, 1))), Required(before, 1))
+    outside = (Outside("w"), Outside("t", since=1, owned=False))
+    return Graph(tuple(values), tuple(ops), outside=outside, required=required)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nor_where_bytes_can_be_bought_with_seconds(seed: int) -> None:
+    rng, traded = Random(seed), 0
+    while traded < 5:
+        graph = tight_step(rng)
+        check_graph(graph)
+        every = Every(graph, longest=6, most=2000)
+        if every.complete and len(every.budgets()) > 2:
+            traded += 1
+            for budget in every.budgets():
+                assert_exact(graph, every, budget)
 
 
 # Steps with one thing in them that is easy to get wrong.
