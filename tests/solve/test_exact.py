@@ -121,7 +121,7 @@ def assert_exact_everywhere(graph: Graph, longest: int) -> None:
         assert_exact(graph, every, budget)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(max_ops=4))
 def test_no_legal_program_of_a_small_graph_is_faster(graph: Graph) -> None:
     every = Every(graph, longest=len(graph.captured) + 2)
@@ -130,7 +130,7 @@ def test_no_legal_program_of_a_small_graph_is_faster(graph: Graph) -> None:
         assert_exact(graph, every, budget)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(max_ops=5, rules=False))
 def test_nor_of_one_without_rules(graph: Graph) -> None:
     every = Every(graph, longest=len(graph.captured) + 2)
@@ -152,7 +152,7 @@ def in_three(graph: Graph, cut: int) -> Graph:
     return replace(graph, ops=ops, required=required, segments=segments)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(graphs(max_ops=4), st.integers(0, 2))
 def test_nor_of_one_with_three_segments(graph: Graph, cut: int) -> None:
     graph = in_three(graph, cut)
