@@ -6,6 +6,9 @@ Each look drops a bite of what is over at the worst position, because drops make
 
 from __future__ import annotations
 
+import math
+import time
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +28,9 @@ _SMALL = 500
 
 
 class Descent:
-    def __init__(self, player: Player) -> None:
+    def __init__(self, player: Player, seconds: float = math.inf) -> None:
         self.player = player
+        self.until = time.perf_counter() + seconds
         self.delayable = np.diff(player.problem.gaps.delays.start) > 0
 
     def descend(self, limit: int) -> Answers | None:
@@ -59,6 +63,8 @@ class Descent:
         reach = np.minimum(problem.gaps.end, len(problem.order))
         before = state.copy()
         for _ in range(_LOOKS):
+            if time.perf_counter() > self.until:
+                return None
             answers = self.player.play(state, choice)
             if answers is None or answers.seconds > _TOO_SLOW * problem.captured_seconds:
                 # A chain grew too long: undo the last drops and do not try them again.

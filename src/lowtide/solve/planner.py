@@ -8,6 +8,7 @@ them alike: no solver's own claim is believed.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from lowtide.ir.check import check_program
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline, simulate
-from lowtide.solve.baselines import BASELINES
+from lowtide.solve.baselines import BASELINES, QUICK_BASELINES
 from lowtide.solve.bound import lower_bound, tighter_bound
+from lowtide.solve.exact import exact
 from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
@@ -47,7 +49,12 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
-SOLVERS: tuple[str, ...] = ("auto", "search", *BASELINES)
+SOLVERS: tuple[str, ...] = ("auto", "search", "exact", *BASELINES)
+
+_FEW_OPS = 40
+"""Steps of up to so many ops are mostly proved in about a second: `auto` tries."""
+_STATES = 10_000
+"""The exact solver looks at this many states a second."""
 
 
 def solve(
@@ -68,7 +75,7 @@ def solve(
         )
     if solver in BASELINES:
         return _baseline(graph, budget, solver)
-    return _Planning(graph, budget, Effort(seconds, plays), seed, report).run()
+    return _Planning(graph, budget, Effort(seconds, plays), seed, report).run(solver)
 
 
 def _checked(graph: Graph, program: Program) -> Timeline:
@@ -117,12 +124,15 @@ class _Planning:
         whole = self.effort.share(share)
         return Effort(max(0.0, whole.seconds - self.elapsed), whole.plays)
 
-    def run(self) -> Result:
+    def run(self, solver: str = "auto") -> Result:
         fits = self.keep_all.peak <= self.budget
         floor = self.search.floor(effort=self.until(0.03 if fits else 0.1), seed=self.seed)
         if fits:
             everything = self.search.program(self.keep_all)
             return self.result(everything, floor, "everything fits: nothing is dropped")
+        proof = self.prove(solver, floor)
+        if proof is not None:
+            return proof
         rival = self.fastest_baseline()
         start = self.start(floor, rival)
         if start is None:
@@ -141,14 +151,37 @@ class _Planning:
         )
         if best.seconds > self.bound * (1 + _CLOSE):
             left = (1 - _SEARCH) * self.effort.seconds
-            self.bound = tighter_bound(self.search.problem, self.budget, left)
+            tighter = tighter_bound(self.search.problem, self.budget, left)
+            self.bound = max(self.bound, tighter)
         if rival is not None and rival[1].seconds < best.seconds:
             why = f"the baseline {rival[0]} was faster than what the search found"
             return self.result(rival[1].program, floor, why)
         return self.result(self.search.program(best), floor, "annealed from the greedy start")
 
+    def prove(self, solver: str, floor: Answers) -> Result | None:
+        """The exact solver's answer, where it has one; else what it has proved improves the bound."""
+        ops = sum(not self.graph.is_view(o) for o in self.graph.captured)
+        seconds = self.effort.seconds
+        share = {"exact": 0.6 * seconds, "auto": min(1.0, 0.1 * seconds)}.get(solver, 0.0)
+        if not share or (solver == "auto" and ops > _FEW_OPS):
+            return None
+        try:
+            answer = exact(self.graph, self.budget, nodes=int(share * _STATES))
+        except KeyboardInterrupt:  # the search then returns what it has
+            self.search.interrupted = True
+            return None
+        if answer.bound < math.inf:
+            self.bound = max(self.bound, answer.bound)
+        if answer.program is not None:
+            why = f"{ops} ops are few enough to prove it: no program within the budget is faster"
+            return self.result(answer.program, floor, why, "exact")
+        if answer.proved:
+            why = f"{ops} ops are few enough to prove it: no program is within the budget"
+            return self.result(self.search.program(floor), floor, why, "exact")
+        return None
+
     def start(self, floor: Answers, rival: tuple[str, Timeline] | None) -> Answers | None:
-        found = [self.search.descend(self.budget)]
+        found = [self.search.descend(self.budget, self.until(0.5).seconds)]
         if rival is not None:
             found.append(self.search.like(rival[1]))
         if floor.peak <= self.budget:
@@ -164,7 +197,7 @@ class _Planning:
     def fastest_baseline(self) -> tuple[str, Timeline] | None:
         """The fastest baseline within the budget, so that the answer is never worse than any of them."""
         best: tuple[str, Timeline] | None = None
-        for name, baseline in BASELINES.items():
+        for name, baseline in QUICK_BASELINES.items():
             if self.elapsed > 0.3 * self.effort.seconds:
                 break
             try:
@@ -178,7 +211,7 @@ class _Planning:
                 best = name, timeline
         return best
 
-    def result(self, program: Program, floor: Answers, why: str) -> Result:
+    def result(self, program: Program, floor: Answers, why: str, solver: str = "search") -> Result:
         timeline = _checked(self.graph, program)
         fits = timeline.peak <= self.budget
         proved = fits and timeline.seconds <= self.bound * (1 + 1e-9)
@@ -189,7 +222,7 @@ class _Planning:
             peak=timeline.peak,
             bound=self.bound,
             floor=min(floor.peak, timeline.peak),
-            solver="search",
+            solver=solver,
             solve_seconds=self.elapsed,
             why=why,
         )

@@ -105,9 +105,9 @@ class Search:
     def like(self, timeline: Timeline) -> Answers | None:
         return self.player.like(timeline)
 
-    def descend(self, limit: int) -> Answers | None:
-        """A quick start within the limit; None if that gets stuck."""
-        return Descent(self.player).descend(limit)
+    def descend(self, limit: int, seconds: float = math.inf) -> Answers | None:
+        """A quick start within the limit; None if that gets stuck or takes longer."""
+        return Descent(self.player, seconds).descend(limit)
 
     def improve(
         self,
@@ -153,17 +153,18 @@ class Search:
         low, high = problem.base_bytes, min(s.peak for s in starts)
         for _ in range(6):
             middle = (low + high) // 2
-            found = self.descend(middle)
+            left = effort.seconds - (time.perf_counter() - started)
+            if left <= 0:
+                break
+            found = self.descend(middle, left)
             if found is None or found.peak > middle:
                 low = middle
             else:
                 high = found.peak
                 starts.append(found)
-            if time.perf_counter() - started > effort.seconds:
-                break
         best = min(starts, key=lambda s: (s.peak, s.seconds))
-        left = Effort(effort.seconds - (time.perf_counter() - started), effort.plays)
-        return self.improve(best, problem.base_bytes, effort=left, seed=seed, goal=SMALLEST)
+        rest = Effort(effort.seconds - (time.perf_counter() - started), effort.plays)
+        return self.improve(best, problem.base_bytes, effort=rest, seed=seed, goal=SMALLEST)
 
 
 class _Rounds:

@@ -10,16 +10,26 @@ from collections.abc import Callable, Mapping
 
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program
+from lowtide.solve.baselines.checkmate import checkmate
 from lowtide.solve.baselines.chen import chen
 from lowtide.solve.baselines.echo import echo
 from lowtide.solve.baselines.keep_all import keep_all
+from lowtide.solve.baselines.monet import monet
 from lowtide.solve.baselines.torch_knapsack import torch_knapsack
 
-__all__ = ["BASELINES"]
+__all__ = ["BASELINES", "QUICK_BASELINES"]
 
-BASELINES: Mapping[str, Callable[[Graph, int], Program]] = {
+QUICK_BASELINES: Mapping[str, Callable[[Graph, int], Program]] = {
     "keep all": keep_all,
-    "chen": chen,
     "echo": echo,
+    "chen": chen,
     "torch knapsack": torch_knapsack,
 }
+"""Quick enough to be tried in every plan, the quickest first."""
+
+BASELINES: Mapping[str, Callable[[Graph, int], Program]] = {
+    **QUICK_BASELINES,
+    "checkmate": checkmate,
+    "monet": monet,
+}
+"""The 0-1 programs take seconds to minutes, and raise `GraphError` for graphs that are too large for them."""
