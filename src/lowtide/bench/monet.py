@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +210,7 @@ class _Reading:
         return Op(f"f{op['id']}", op["kind"], read, tuple(made), 0, seconds)
 
     def instance(self) -> Instance:
-        problem = make_problem(self.graph())
+        problem = _decided(make_problem(self.graph()))
         backward = tuple(
             (op["id"], part.get("part", "all"), "algorithms" in part) for op, part in self.parts
         )
@@ -298,6 +298,13 @@ class _Reading:
         return [
             sorted(u for u, end in last.items() if u < w <= end) for w in range(len(self.sizes))
         ]
+
+
+def _decided(problem: Problem) -> Problem:
+    """In this model the graph says what is alive during the first sweep: no question is open there."""
+    gaps = problem.gaps
+    ends = problem.segment[np.minimum(gaps.end, len(problem.order) - 1)]
+    return replace(problem, gaps=replace(gaps, open=gaps.open & (ends > 0)))
 
 
 def _node_name(need: list[Any]) -> str:

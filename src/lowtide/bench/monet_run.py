@@ -79,8 +79,8 @@ def _plan(search: Search, limit: int, started: float, seconds: float) -> Answers
 
 
 def _pace(seconds: float) -> Pace:
-    """A few long rounds that start hot: these instances are small, and all the time is there to be used."""
-    return Pace(seconds / 6, 10**6, (1e-2, 3e-3, 1e-3), math.inf)
+    """Two long rounds: these instances are small, and all the time is there to be used."""
+    return Pace(seconds / 2.1, 10**7, (1.5e-3, 5e-4), math.inf)
 
 
 def _published(folder: Path, instance: Instance, budget_gb: float) -> dict[str, float | None]:

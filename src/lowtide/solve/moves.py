@@ -11,28 +11,32 @@ from lowtide.solve.problem import Problem
 
 __all__ = ["make_moves"]
 
-_WAYS = 1000
-"""More than any op has ways."""
-
 
 def make_moves(problem: Problem) -> Moves:
     """What annealing may touch, how likely, and which gaps are each other's twins."""
     candidates = np.flatnonzero(problem.gaps.open)
     weight = np.sqrt(problem.bytes[problem.gaps.storage[candidates]].astype(np.float64)) + 1e-9
     weight[problem.gaps.end[candidates] == NEVER] *= 0.3
-    shape = _shapes(problem)
+    own, leads = _own(problem, candidates), _leads(problem)
+    kind, alike = _kinds(problem, own, leads)
     options = np.concatenate([np.diff(problem.makers.start), np.diff(problem.ways.start)])
     several = np.flatnonzero(options > 1)
     waits, arriving = _waits(problem, candidates), _arriving(problem, candidates)
-    children, serves = _children(problem), _serves(problem)
+    children = _children(problem)
+    group_of, groups, group_ops = _groups(problem)
     return Moves(
         candidates=candidates,
         cumulative=np.cumsum(weight),
         gap_start=problem.gaps.start,
         gap_end=problem.gaps.end,
-        twin=_twins(shape),
-        shape=shape,
-        choosing=0.03 + 0.15 * len(several) / max(1, len(several) + len(candidates)),
+        kind=kind,
+        alike0=alike.start,
+        alike=alike.items,
+        own0=own.start,
+        own=own.items,
+        leads0=leads.start,
+        leads=leads.items,
+        choosing=0.03 + 0.4 * len(several) / max(1, len(several) + len(candidates)),
         options=several,
         delays0=problem.gaps.delays.start,
         delays=problem.gaps.delays.items,
@@ -44,9 +48,11 @@ def make_moves(problem: Problem) -> Moves:
         arriving=arriving.items,
         children0=children.start,
         children=children.items,
-        serves0=serves.start,
-        serves_op=serves.items // _WAYS,
-        serves_way=serves.items % _WAYS,
+        group_of=group_of,
+        group0=groups.start,
+        group=groups.items,
+        group_ops0=group_ops.start,
+        group_ops=group_ops.items,
         backward=int(np.searchsorted(problem.segment, problem.segment.max(initial=0))),
         positions=len(problem.order),
     )
@@ -77,44 +83,71 @@ def _children(problem: Problem) -> Lists:
     return pack(rows)
 
 
-def _serves(problem: Problem) -> Lists:
+def _groups(problem: Problem) -> tuple[NDArray[np.int64], Lists, Lists]:
+    """Storages that would do for the same ops, and these ops: joined op by op."""
+    root = list(range(len(problem.storage_names)))
+
+    def find(s: int) -> int:
+        while root[s] != s:
+            root[s] = root[root[s]]
+            s = root[s]
+        return s
+
+    several = np.flatnonzero(np.diff(problem.ways.start) > 1).tolist()
+    first: dict[int, int] = {}
+    for op in several:
+        parts = [part for way in problem.ways[op].tolist() for part in problem.parts[way].tolist()]
+        read = [s for part in parts for s in problem.reads[part].tolist() if problem.makers[s].size]
+        early = [s for s in read if problem.again[problem.makers[s]][:, 0].any()]
+        for s in early:
+            root[find(s)] = find(early[0])
+            first[op] = early[0]
+    numbers: dict[int, int] = {}
+    group_of = np.array([numbers.setdefault(find(s), len(numbers)) for s in range(len(root))])
+    storages: list[list[int]] = [[] for _ in numbers]
+    for s, number in enumerate(group_of.tolist()):
+        storages[number].append(s)
+    ops: list[list[int]] = [[] for _ in numbers]
+    for op, s in first.items():
+        ops[group_of[s]].append(op)
+    return group_of.astype(np.int64), pack(storages), pack(ops)
+
+
+def _own(problem: Problem, candidates: NDArray[np.int64]) -> Lists:
     rows: list[list[int]] = [[] for _ in problem.storage_names]
-    for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
-        for number, way in enumerate(problem.ways[op].tolist()):
-            read = {s for part in problem.parts[way] for s in problem.reads[part].tolist()}
-            for s in read:
-                rows[s].append(op * _WAYS + number)
+    for gap in candidates.tolist():
+        rows[int(problem.gaps.storage[gap])].append(gap)
     return pack(rows)
 
 
-def _shapes(problem: Problem) -> NDArray[np.int64]:
-    """A number per gap, equal for gaps that look alike: same kind of op before and after, same bytes. Closed gaps: -1."""
+def _leads(problem: Problem) -> Lists:
+    rows: list[list[int]] = [[] for _ in problem.storage_names]
+    for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
+        parts = [part for way in problem.ways[op].tolist() for part in problem.parts[way].tolist()]
+        read = [s for part in parts for s in problem.reads[part].tolist() if problem.makers[s].size]
+        if read:
+            rows[min(read)].append(op)
+    return pack(rows)
+
+
+def _kinds(problem: Problem, own: Lists, leads: Lists) -> tuple[NDArray[np.int64], Lists]:
+    """A number per storage, equal for those that are made and read by the same kinds of ops; and the storages of each number."""
     graph = problem.graph
     targets = [graph.op[n].target for n in problem.op_names]
     targets += ["return"] * (len(problem.seconds) - len(targets))
     seen: dict[tuple[object, ...], int] = {}
-    shape = np.full(len(problem.gaps.storage), -1, np.int64)
-    for g in range(len(shape)):
-        if not problem.gaps.open[g]:
-            continue
-        end = problem.gaps.end[g]
+    kinds = np.zeros(len(problem.storage_names), np.int64)
+    rows: list[list[int]] = []
+    for storage in range(len(kinds)):
+        gaps = own[storage].tolist()
         key = (
-            targets[problem.order[problem.gaps.start[g]]],
-            targets[problem.order[end]] if end != NEVER else "",
-            int(problem.bytes[problem.gaps.storage[g]]),
+            *(targets[m] for m in problem.makers[storage].tolist()),
+            *(targets[problem.order[problem.gaps.start[g]]] for g in gaps),
+            *(problem.gaps.end[g] == NEVER for g in gaps),
+            *(targets[op] for op in leads[storage].tolist()),
         )
-        shape[g] = seen.setdefault(key, len(seen))
-    return shape
-
-
-def _twins(shape: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each gap the next one of the same shape, in a ring."""
-    twin = np.arange(len(shape))
-    rings: dict[int, list[int]] = {}
-    for g, s in enumerate(shape.tolist()):
-        if s >= 0:
-            rings.setdefault(s, []).append(g)
-    for ring in rings.values():
-        for g, following in zip(ring, ring[1:] + ring[:1], strict=True):
-            twin[g] = following
-    return twin
+        kinds[storage] = seen.setdefault(key, len(seen))
+        if kinds[storage] == len(rows):
+            rows.append([])
+        rows[kinds[storage]].append(storage)
+    return kinds, pack(rows)

@@ -1,8 +1,9 @@
 """Which answers are worth trying next? The moves of the annealing, compiled.
 
 A move changes one gap, swaps a held one with a dropped one, sets a run of neighbouring gaps alike (a stretch of layers), makes a
-storage again earlier than it is read, runs an op another way, keeps one of several tensors that would do, or copies what one
-block does onto another of the same shape: networks repeat, and what is good for one layer is good for its twins. Every move
+storage again earlier than it is read, runs an op another way, keeps others of several tensors that would do, or treats one block
+like another of the same kind, or exchanges their treatments: networks repeat, and what is good for one layer is good for its
+twins. Every move
 writes what it changed into the `Undo`.
 """
 
@@ -19,6 +20,8 @@ from lowtide.solve.gaps import ANSWER, DISCARD, DROP, EARLY, HOLD, NEVER, UNTIL
 __all__ = ["Moves", "Undo", "make_undo", "propose", "take_back"]
 
 _LONGEST_RUN = 48
+_LONGEST_BLOCK = 7
+"""Powers of two."""
 _FARTHEST = 0xFFFFFF
 _Array = NDArray[Any]
 
@@ -32,9 +35,17 @@ class Moves(NamedTuple):
     """How likely each is picked, summed up."""
     gap_start: _Array
     gap_end: _Array
-    twin: _Array
-    """For each gap the next one of the same shape, in a ring."""
-    shape: _Array
+    kind: _Array
+    """Of each storage: a number, the same for storages that are made and read by the same kinds of ops."""
+    alike0: _Array
+    alike: _Array
+    """For each kind its storages."""
+    own0: _Array
+    own: _Array
+    """For each storage its open gaps."""
+    leads0: _Array
+    leads: _Array
+    """For each storage the ops with several ways of which it is the first that one of them reads."""
     choosing: float
     """How often a choice is changed."""
     options: _Array
@@ -54,10 +65,13 @@ class Moves(NamedTuple):
     children0: _Array
     children: _Array
     """For each storage what captured ops make from it and may make again."""
-    serves0: _Array
-    serves_op: _Array
-    serves_way: _Array
-    """For each storage the ops with several ways, and which of these read it."""
+    group_of: _Array
+    """Of each storage: those that ops with several ways read in one way or another are one group ..."""
+    group0: _Array
+    group: _Array
+    group_ops0: _Array
+    group_ops: _Array
+    """... with these ops."""
     backward: int
     """The first position of the last segment."""
     positions: int
@@ -124,10 +138,13 @@ def propose(a, state, choice, moves, undo):  # type: ignore[no-untyped-def]
         _delay(state, moves, undo)
         return
     if kind < 0.05 + moves.choosing and moves.options.shape[0] > 0:
-        if np.random.random() < 0.4:
+        if np.random.random() < 0.3:
             _other_way(a, state, choice, moves, undo)
-        else:
-            _keep_this(a, state, choice, moves, undo)
+            return
+        # One of them, or two at once: what one gives up the other gets.
+        for _ in range(1 + np.random.randint(2)):
+            gap = moves.candidates[_pick(moves.cumulative)]
+            _treat(a, state, choice, moves.group_of[moves.storage[gap]], moves, undo)
         return
     first = moves.candidates[_pick(moves.cumulative)]
     if kind < 0.40:
@@ -138,12 +155,12 @@ def propose(a, state, choice, moves, undo):  # type: ignore[no-untyped-def]
         _hand_over(state, first, moves, undo)
     elif kind < 0.58:
         _everywhere(state, moves.storage[first], np.random.randint(3), moves, undo)
-    elif kind < 0.76:
+    elif kind < 0.74:
         _swap(state, first, moves, undo)
-    elif kind < 0.87:
+    elif kind < 0.82:
         _stretch(state, first, moves, undo)
     else:
-        _copy_block(a, state, choice, first, moves, undo)
+        _twin_blocks(a, state, choice, first, np.random.random() < 0.6, moves, undo)
 
 
 @compiled
@@ -181,18 +198,34 @@ def _other_way(a, state, choice, moves, undo):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _keep_this(a, state, choice, moves, undo):  # type: ignore[no-untyped-def]
-    """Keep a storage; run every op that can work from it that way, and drop what these would read otherwise."""
-    first = moves.candidates[_pick(moves.cumulative)]
-    storage = moves.storage[first]
-    for i in range(moves.serves0[storage], moves.serves0[storage + 1]):
-        op = moves.serves_op[i]
-        _choose(choice, a.bytes.shape[0] + op, moves.serves_way[i], undo)
-        for g in range(moves.arriving0[op], moves.arriving0[op + 1]):
-            other = moves.storage[moves.arriving[g]]
-            if other != storage and np.random.random() < 0.8:
-                _everywhere(state, other, DROP, moves, undo)
-    _everywhere(state, storage, HOLD, moves, undo)
+def _treat(a, state, choice, group, moves, undo):  # type: ignore[no-untyped-def]
+    """Keep some of the storages that would do for the same ops and drop the others; run these ops on what is kept."""
+    for i in range(moves.group0[group], moves.group0[group + 1]):
+        answer = HOLD if np.random.random() < 0.5 else DROP
+        _everywhere(state, moves.group[i], answer, moves, undo)
+    for i in range(moves.group_ops0[group], moves.group_ops0[group + 1]):
+        op = moves.group_ops[i]
+        options = a.ways0[op + 1] - a.ways0[op]
+        first = np.random.randint(options)
+        best = first
+        for k in range(options):
+            way = (first + k) % options
+            if _works_from_kept(a, state, a.ways[a.ways0[op] + way], group, moves):
+                best = way
+                break
+        _choose(choice, a.bytes.shape[0] + op, best, undo)
+
+
+@compiled
+def _works_from_kept(a, state, way, group, moves):  # type: ignore[no-untyped-def]
+    for k in range(a.parts0[way], a.parts0[way + 1]):
+        part = a.parts[k]
+        for i in range(a.reads0[part], a.reads0[part + 1]):
+            s = a.reads[i]
+            waits = moves.group_of[s] == group and moves.waits0[s] < moves.waits0[s + 1]
+            if waits and state[moves.waits[moves.waits0[s]]] != HOLD:
+                return False
+    return True
 
 
 @compiled
@@ -273,24 +306,43 @@ def _stretch(state, first, moves, undo):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _copy_block(a, state, choice, first, moves, undo):  # type: ignore[no-untyped-def]
-    """Give the gaps after a twin of this one the answers of the gaps after this one, and the ops their ways, as far as they
-    look alike."""
-    other = moves.twin[first]
-    for _ in range(np.random.randint(4)):
-        other = moves.twin[other]
-    if other == first:
+def _twin_blocks(a, state, choice, first, exchange, moves, undo):  # type: ignore[no-untyped-def]
+    """Treat a stretch of storages like another one of the same kinds; or exchange their treatments, so that one gives up the
+    bytes that the other gets."""
+    here = moves.storage[first]
+    kind = moves.kind[here]
+    among = moves.alike0[kind + 1] - moves.alike0[kind]
+    there = moves.alike[moves.alike0[kind] + np.random.randint(among)]
+    if there == here:
         _set(state, first, _another(state[first]), undo)
         return
-    storages = a.bytes.shape[0]
-    for i in range(1 + np.random.randint(4 * _LONGEST_RUN)):
-        here, there = first + i, other + i
-        if max(here, there) >= moves.shape.shape[0] or moves.shape[here] != moves.shape[there]:
+    for k in range(int(2 ** (np.random.random() * _LONGEST_BLOCK))):
+        one, two = here + k, there + k
+        if max(one, two) >= moves.kind.shape[0] or moves.kind[one] != moves.kind[two]:
             break
-        if moves.shape[here] < 0:
-            continue
-        _set(state, there, state[here], undo)
-        if moves.gap_end[here] != NEVER and moves.gap_end[there] != NEVER:
-            one, two = a.order[moves.gap_end[here]], a.order[moves.gap_end[there]]
-            if a.ways0[one + 1] - a.ways0[one] == a.ways0[two + 1] - a.ways0[two]:
-                _choose(choice, storages + two, choice[storages + one], undo)
+        if exchange and k >= abs(here - there):
+            break
+        for i in range(moves.own0[one + 1] - moves.own0[one]):
+            _pass_on(
+                state,
+                moves.own[moves.own0[one] + i],
+                moves.own[moves.own0[two] + i],
+                exchange,
+                undo,
+            )
+        # The ops that read it first of what they can work from: each op belongs to one storage.
+        for i in range(moves.leads0[one + 1] - moves.leads0[one]):
+            place = a.bytes.shape[0] + moves.leads[moves.leads0[one] + i]
+            other = a.bytes.shape[0] + moves.leads[moves.leads0[two] + i]
+            was = choice[other]
+            _choose(choice, other, choice[place], undo)
+            if exchange:
+                _choose(choice, place, was, undo)
+
+
+@compiled
+def _pass_on(state, gap, other, exchange, undo):  # type: ignore[no-untyped-def]
+    was = state[other]
+    _set(state, other, state[gap], undo)
+    if exchange:
+        _set(state, gap, was, undo)
