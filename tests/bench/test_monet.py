@@ -15,6 +15,7 @@ from lowtide.bench.monet import Instance, read_instance
 from lowtide.bench.monet_run import plan_one, table
 from lowtide.cli import main
 from lowtide.errors import FileFormatError
+from lowtide.solve.gaps import DROP, EARLY, UNTIL
 from lowtide.solve.search import Effort
 
 Json = dict[str, Any]
@@ -225,6 +226,8 @@ def test_weighed_as_the_paper_says(seed: int, tmp_path: Path):
             state, choice = search.problem.gaps.start_state.copy(), search.player.no_choice()
             for gap in np.flatnonzero(search.problem.gaps.open):
                 state[gap] = rng.randrange(3)
+                if state[gap] == DROP:
+                    state[gap] |= rng.randrange(6) << EARLY | rng.randrange(6) << UNTIL
             for place in search.moves.options:
                 choice[place] = rng.randrange(6)
             answers = search.player.play(state, choice)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from lowtide.errors import OptionError
 from lowtide.ir.check import check_program
-from lowtide.ir.graph import Value
+from lowtide.ir.graph import Graph, Op, Outside, Required, Value
 from lowtide.ir.program import unplanned
 from lowtide.rules import DEFAULT_RULES, add_makers
 from lowtide.sim.memory import simulate
 from lowtide.solve.baselines import QUICK_BASELINES
-from lowtide.solve.gaps import NEVER
+from lowtide.solve.exact import exact
+from lowtide.solve.gaps import DROP, EARLY, NEVER, UNTIL
 from lowtide.solve.planner import solve
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Status
@@ -37,6 +38,9 @@ def test_played_answers_cost_what_the_simulator_says(graph, random):
     state = problem.gaps.start_state.copy()
     for gap in np.flatnonzero(problem.gaps.open):
         state[gap] = random.randrange(3)
+        if state[gap] == DROP:
+            # Made again so long before it is read, held so long before it is dropped; beyond the gap is never.
+            state[gap] |= random.randrange(5) << EARLY | random.randrange(5) << UNTIL
     choice = search.player.no_choice()
     for place in search.moves.options:
         choice[place] = random.randrange(4)
@@ -169,3 +173,46 @@ def test_last_gaps_have_no_end():
     last = problem.gaps.end == NEVER
     assert last.any()
     assert (problem.gaps.end[~last] > problem.gaps.start[~last]).all()
+
+
+def test_a_tensor_is_held_until_a_smaller_one_is_made_from_it():
+    """The best program holds f1 just long enough to make f2 again, drops it, and makes it again later: it costs 3 s to make, so
+    making it twice for want of these words would cost as much again."""
+    step = [
+        ("f0", ("w",), {"f0": 38}, 0.5, 40),
+        ("f1", ("f0",), {"f1": 21}, 3.0, 40),
+        ("f2", ("f1",), {"f2": 52}, 0.25, 0),
+        ("f3", ("f2",), {"f3": 43}, 1.0, 0),
+        ("f4", ("f3", "f1"), {"f4": 53}, 0.5, 40),
+        ("b4", ("t", "f1", "f4"), {"d3": 43, "d1": 21}, 1.0, 0),
+        ("b3", ("d3", "f2", "f3"), {"d2": 52}, 2.0, 0),
+        ("b2", ("d2", "f2"), {"e1": 21}, 0.5, 0),
+        ("add", ("d1", "e1"), {"s1": 21}, 0.1, 0),
+        ("b1", ("s1", "f0", "f1"), {"d0": 38}, 6.0, 0),
+        ("b0", ("d0", "w", "f0"), {"dw": 1}, 1.0, 0),
+    ]
+    values = [Value("w", 1, "w"), Value("t", 53, "t")]
+    values += [Value(n, size, n) for _, _, made, *_ in step for n, size in made.items()]
+    ops = [
+        Op(name, "aten.any", read, tuple(made), int(i > 4), seconds, workspace)
+        for i, (name, read, made, seconds, workspace) in enumerate(step)
+    ]
+    graph = Graph(
+        tuple(values),
+        tuple(ops),
+        outside=(Outside("w"), Outside("t", since=1, owned=False)),
+        required=(Required("f4", 0, 0), Required("dw", 1)),
+    )
+    traded = 0
+    for budget in range(170, 330, 10):
+        best = exact(graph, budget)
+        found = solve(graph, budget, solver="search", seconds=600.0, plays=40_000)
+        assert (best.program is None) == (found.status is Status.INFEASIBLE)
+        if best.program is not None:
+            traded += best.seconds > graph_seconds(graph)
+            assert found.seconds == pytest.approx(best.seconds)
+    assert traded > 2
+
+
+def graph_seconds(graph: Graph) -> float:
+    return sum(op.seconds for op in graph.ops)

@@ -262,7 +262,8 @@ def _hand_over(state, gap, moves, undo):  # type: ignore[no-untyped-def]
         return
     other = moves.waits[moves.waits0[child] + np.random.randint(waits)]
     first = max(moves.gap_start[gap], moves.gap_start[other], moves.backward) + 1
-    last = min(moves.gap_end[gap], moves.gap_end[other])
+    # At the latest when that is read.
+    last = min(moves.gap_end[gap], moves.gap_end[other] + 1)
     if first >= last:
         return
     moment = first + np.random.randint(last - first)

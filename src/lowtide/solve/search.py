@@ -86,12 +86,6 @@ class Search:
         for player in self.players:
             player.room = room
 
-    def interrupt(self) -> None:
-        """End the round that is being played; what it has found counts."""
-        self.interrupted = True
-        for player in self.players:
-            player.stop[0] = True
-
     def warm_up(self) -> None:
         """Compile what is not compiled yet (once per machine), and see how long a play takes."""
         self.play_seconds = self.player.warm_up()
@@ -221,11 +215,17 @@ class _Rounds:
             )
             for number, (player, price) in enumerate(zip(players, self.prices, strict=True))
         ]
+        left = self.effort.seconds - (started - self.began)
         try:
-            wait(jobs)
+            wait(jobs, timeout=None if math.isinf(left) else left)
         except KeyboardInterrupt:
-            self.search.interrupt()
+            self.search.interrupted = True
+        # The time is up, or Ctrl-C: what the round has found so far counts.
+        for player in players:
+            player.stop[0] = True
         found = [job.result() for job in jobs]
+        for player in players:
+            player.stop[0] = False
         self.prices = [price for _, price in found]
         self.round += 1
         self.plays += iterations * len(players)
