@@ -75,12 +75,14 @@ def _plan(search: Search, limit: int, started: float, seconds: float) -> Answers
     if start.peak > limit:
         return start
     left = Effort(started + seconds - time.perf_counter())
-    return search.improve(start, limit, effort=left, pace=_pace(seconds))
+    return search.improve(start, limit, effort=left, pace=_pace(seconds, len(search.problem.order)))
 
 
-def _pace(seconds: float) -> Pace:
-    """Two long rounds: these instances are small, and all the time is there to be used."""
-    return Pace(seconds / 2.1, 10**7, (1.5e-3, 5e-4), math.inf)
+def _pace(seconds: float, positions: int) -> Pace:
+    """Two long rounds: these instances are small, and all the time is there to be used. They start at about half the time of an
+    op: where it is colder, the dear ops of a short network never move; where it is hotter, the many cheap ones of a long one
+    are not settled in time."""
+    return Pace(seconds / 2.1, 10**7, (0.6 / positions, 0.2 / positions), math.inf)
 
 
 def _published(folder: Path, instance: Instance, budget_gb: float) -> dict[str, float | None]:
