@@ -79,10 +79,9 @@ def _plan(search: Search, limit: int, started: float, seconds: float) -> Answers
 
 
 def _pace(seconds: float, positions: int) -> Pace:
-    """Two long rounds: these instances are small, and all the time is there to be used. They start at about half the time of an
-    op: where it is colder, the dear ops of a short network never move; where it is hotter, the many cheap ones of a long one
-    are not settled in time."""
-    return Pace(seconds / 2.1, 10**7, (0.6 / positions, 0.2 / positions), math.inf)
+    """Two long rounds: these instances are small, and all the time is there to be used. One thread starts at about half the time
+    of an op, for the many cheap ops of a long network; the next one hotter, for the few dear ops of a short one."""
+    return Pace(seconds / 2.1, 10**7, (0.6 / positions, 0.3 / positions), math.inf, spread=6.0)
 
 
 def _published(folder: Path, instance: Instance, budget_gb: float) -> dict[str, float | None]:

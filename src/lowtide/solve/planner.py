@@ -156,10 +156,16 @@ class _Planning:
         if rival is not None and rival[1].seconds < best.seconds:
             why = f"the baseline {rival[0]} was faster than what the search found"
             return self.result(rival[1].program, floor, why)
-        return self.result(self.search.program(best), floor, "annealed from the greedy start")
+        why = "annealed from the greedy start"
+        if best.seconds <= self.bound * (1 + 1e-9):
+            why += ", and proved: no program within the budget is faster"
+        return self.result(self.search.program(best), floor, why)
 
     def prove(self, solver: str, floor: Answers) -> Result | None:
-        """The exact solver's answer, where it has one; else what it has proved improves the bound."""
+        """The exact solver's answer, where it was asked for and has one; else what it has proved improves the bound.
+
+        `auto` takes its proof and not its program: that may run ops in any order, and steps of several pieces whose order was
+        changed so far were measured above what the simulator says."""
         ops = sum(not self.graph.is_view(o) for o in self.graph.captured)
         seconds = self.effort.seconds
         share = {"exact": 0.6 * seconds, "auto": min(1.0, 0.1 * seconds)}.get(solver, 0.0)
@@ -172,10 +178,10 @@ class _Planning:
             return None
         if answer.bound < math.inf:
             self.bound = max(self.bound, answer.bound)
-        if answer.program is not None:
+        if answer.program is not None and solver == "exact":
             why = f"{ops} ops are few enough to prove it: no program within the budget is faster"
             return self.result(answer.program, floor, why, "exact")
-        if answer.proved:
+        if answer.proved and answer.program is None:
             why = f"{ops} ops are few enough to prove it: no program is within the budget"
             return self.result(self.search.program(floor), floor, why, "exact")
         return None

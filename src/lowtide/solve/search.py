@@ -58,6 +58,8 @@ class Pace:
     patience: float
     """It ends once so many seconds, one try of every gap, and half the time it took so far went by without a notable
     improvement."""
+    spread: float = 1.0
+    """Each further thread starts so many times hotter."""
 
 
 _QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 4.0)
@@ -209,7 +211,7 @@ class _Rounds:
                 self.limit,
                 self.goal,
                 iterations,
-                heat,
+                heat * self.pace.spread**number,
                 price,
                 self.seed + self.round * len(players) + number,
             )
