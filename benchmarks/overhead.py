@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from models import MODELS, make
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch.partitioners import default_partition
 
 import lowtide
+from lowtide.bench.models import make
 from lowtide.capture.rnn import lower_rnns, rnn_config
 
 
@@ -70,7 +70,7 @@ def compare(name: str, rounds: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--models", nargs="*", default=["gpt", "nmt"])
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     for name in options.models:

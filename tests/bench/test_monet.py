@@ -13,6 +13,7 @@ import pytest
 
 from lowtide.bench.monet import Instance, read_instance
 from lowtide.bench.monet_run import plan_one, table
+from lowtide.bench.monet_schedule import as_schedule
 from lowtide.cli import main
 from lowtide.errors import FileFormatError
 from lowtide.solve.gaps import DROP, EARLY, UNTIL
@@ -233,7 +234,7 @@ def test_weighed_as_the_paper_says(seed: int, tmp_path: Path):
             answers = search.player.play(state, choice)
             if answers is None:
                 continue
-            ms, peak = judge.evaluate(instance.schedule(search, answers, 1.0))
+            ms, peak = judge.evaluate(as_schedule(instance, search, answers, 1.0))
             assert answers.seconds * 1e3 == pytest.approx(ms)
             assert answers.peak == peak
 

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import lowtide
+from lowtide.bench.models import gpt
 from lowtide.bench.planner_graphs import MODELS, ready, sheet
-from lowtide.bench.planner_models import MAKERS, gpt
+from lowtide.bench.planner_models import MAKERS
 from lowtide.bench.replicate import find_blocks, replicate
 from lowtide.capture.fake import capture_fake
 from lowtide.errors import CaptureError

@@ -1,7 +1,7 @@
-"""Which models are the benchmarks on real steps about? Eight networks of the Echo, EcoRNN and MONeT papers, for two CPU cores.
+"""Which models are the benchmarks about? Eight networks of the Echo, EcoRNN and MONeT papers, sized for steps on two CPU cores.
 
 Plain PyTorch. A model returns its loss, and says which of its modules a careful user would put into `torch.utils.checkpoint`, one
-by one: pools close a block, so that the smaller tensor is what is kept between two.
+by one: pools close a block, so that the smaller tensor is what is kept between two. `bench/planner_models.py` has them at full size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lowtide.errors import OptionError, did_you_mean
 
-__all__ = ["MODELS", "Made", "Trained", "make", "names_of"]
+__all__ = ["MODELS", "Attention", "Made", "Trained", "make", "names_of", "random_tokens"]
 
 
 class Trained(nn.Module):
@@ -222,10 +222,12 @@ class TransformerBlock(nn.Module):
 class GPT(Trained):
     """Embeddings are tied to the last layer."""
 
-    def __init__(self, words: int, length: int, width: int, layers: int, drop: float) -> None:
+    def __init__(
+        self, words: int, length: int, width: int, layers: int, heads: int, drop: float
+    ) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
-        self.layers = nn.Sequential(*(TransformerBlock(width, 4, drop) for _ in range(layers)))
+        self.layers = nn.Sequential(*(TransformerBlock(width, heads, drop) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
@@ -238,30 +240,40 @@ class GPT(Trained):
 
 
 def gpt(
-    batch: int = 12, length: int = 256, words: int = 4096, width: int = 256, layers: int = 6, drop: float = 0.1
+    batch: int = 12, length: int = 256, words: int = 4096, width: int = 256, layers: int = 6, heads: int = 4, drop: float = 0.1
 ) -> Made:  # fmt: skip
-    return GPT(words, length, width, layers, drop), _tokens(words, batch, length)
+    return GPT(words, length, width, layers, heads, drop), random_tokens(words, batch, length)
 
 
-def _tokens(words: int, *shape: int) -> tuple[Tensor, Tensor]:
+def random_tokens(words: int, *shape: int) -> tuple[Tensor, Tensor]:
     return torch.randint(words, shape), torch.randint(words, shape)
 
 
-class AttendingCell(nn.Module):
-    """One word of the decoder: an LSTM cell, then additive attention over what the encoder remembers."""
+class Attention(nn.Module):
+    """Scores by a small network, as in Bahdanau's: the O-shaped region of the Echo paper."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.cell = nn.LSTMCell(2 * width, width)
         self.query = nn.Linear(width, width, bias=False)
         self.score = nn.Linear(width, 1, bias=False)
+
+    def forward(self, keys: Tensor, memory: Tensor, state: Tensor) -> Tensor:
+        scores = self.score(torch.tanh(keys + self.query(state)[:, None])).squeeze(2)
+        return torch.bmm(scores.softmax(1)[:, None], memory).squeeze(1)
+
+
+class AttendingCell(nn.Module):
+    """One word of the decoder: an LSTM cell, then attention over what the encoder remembers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cell, self.attention = nn.LSTMCell(2 * width, width), Attention(width)
 
     def forward(
         self, word: Tensor, context: Tensor, h: Tensor, c: Tensor, keys: Tensor, memory: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         h, c = self.cell(torch.cat([word, context], 1), (h, c))
-        scores = self.score(torch.tanh(keys + self.query(h)[:, None])).squeeze(2)
-        return torch.bmm(scores.softmax(1)[:, None], memory).squeeze(1), h, c
+        return self.attention(keys, memory, h), h, c
 
 
 class Translator(Trained):
@@ -290,7 +302,7 @@ class Translator(Trained):
 
 
 def nmt(batch: int = 96, length: int = 25, words: int = 1500, width: int = 256) -> Made:
-    return Translator(words, width), _tokens(words, batch, length)
+    return Translator(words, width), random_tokens(words, batch, length)
 
 
 class WordModel(Trained):
@@ -313,7 +325,7 @@ class WordModel(Trained):
 def word_lm(
     batch: int = 80, length: int = 35, words: int = 3000, width: int = 300, drop: float = 0.5
 ) -> Made:
-    return WordModel(words, width, drop), _tokens(words, length, batch)
+    return WordModel(words, width, drop), random_tokens(words, length, batch)
 
 
 MODELS: dict[str, Callable[..., Made]] = {

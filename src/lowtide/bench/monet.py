@@ -1,8 +1,8 @@
-"""How do the MONeT paper's own instances become problems of ours, and plans become its schedules?
+"""How do the MONeT paper's own instances become problems of ours?
 
 Goes in: one network file of the published data (graph, sizes, a cost profile). Comes out: a `Graph` in which backward ops have
 several forms, one for each set of forward tensors they can work from, and the `Sweeps` that weigh it in the paper's memory
-model. The search is the one that plans real graphs. Its answers are written down as the paper's schedules.
+model. The search is the one that plans real graphs; `bench/monet_schedule.py` writes its answers down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 from lowtide.errors import FileFormatError
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.solve.gaps import pack
-from lowtide.solve.play import Answers
 from lowtide.solve.problem import Problem, make_problem
 from lowtide.solve.search import Search
 from lowtide.solve.sweeps import Sweeps
@@ -54,67 +53,6 @@ class Instance:
         search = Search(self.problem, self.sweeps)
         search.set_room(budget)
         return search
-
-    def schedule(self, search: Search, answers: Answers, budget_gb: float) -> Json:
-        """In the form of the published example_schedules.json."""
-        record = search.player.buffers.sweeps
-        record.recording[0] = True
-        search.player.play(answers.state, answers.choice)
-        record.recording[0] = False
-        kept, computed, chosen = record.kept, record.made, record.chosen
-        loss = len(self.names) - 1
-        steps = []
-        for t in range(len(self.backward) + 1):
-            compute = [
-                self.entry(j, int(chosen[t, j]), bool(self.has_extra(j) and computed[t, j + 1]))
-                for j in np.flatnonzero(computed[t, :loss]).tolist()
-                if self.names[j].isdigit()
-            ]
-            keep = [_spelt(self.names[j]) for j in np.flatnonzero(kept[t + 1]).tolist()]
-            step: Json = {"step": t, "compute": compute, "keep": keep}
-            if t:
-                op, part, algorithms = self.backward[t - 1]
-                step["recompute_loss"] = bool(computed[t, loss])
-                way = self.way(t, answers)
-                choice = {"algorithm": int(chosen[t, loss + 1])} if algorithms else {"choice": way}
-                step["backward"] = {"op": op, "part": part, **choice}
-            steps.append(step)
-        return {
-            "model": self.model,
-            "profile": self.profile,
-            "budget_gb": budget_gb,
-            "steps": steps,
-        }
-
-    def has_extra(self, node: int) -> bool:
-        return bool(self.sweeps.has_extra[node])
-
-    def entry(self, node: int, option: int, extra: bool) -> Json:
-        said: Json = {"op": int(self.names[node])}
-        if option == _IN_PLACE:
-            said["inplace"] = True
-        elif self.has_algorithms(node):
-            said["algorithm"] = option
-        if extra:
-            said["intermediate"] = True
-        return said
-
-    def has_algorithms(self, node: int) -> bool:
-        return bool(self.sweeps.options0[node + 1] - self.sweeps.options0[node] > 1)
-
-    def way(self, sweep: int, answers: Answers) -> int:
-        problem = self.problem
-        position = int(np.flatnonzero(self.sweeps.sweep == sweep)[0])
-        op = int(problem.order[position])
-        ways = problem.ways[op]
-        return int(answers.choice[len(problem.storage_names) + op]) % len(ways)
-
-
-_IN_PLACE = -2
-
-
-def _spelt(name: str) -> int | str:
-    return int(name) if name.isdigit() else name
 
 
 def read_instance(folder: Path, model: str, profile: str) -> Instance:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lowtide.bench.monet import Instance, read_instance
+from lowtide.bench.monet_schedule import as_schedule
 from lowtide.errors import FileFormatError, LowtideError
 from lowtide.solve.play import Answers
 from lowtide.solve.search import Effort, Pace, Search
@@ -60,7 +61,7 @@ def plan_one(folder: Path, model: str, profile: str, budget_gb: float, seconds: 
         raise LowtideError(
             f"no schedule of {model} within {budget_gb} GB was found in {seconds:g} s; the smallest has {best.peak / _GB:.2f} GB"
         )
-    schedule = instance.schedule(search, best, budget_gb)
+    schedule = as_schedule(instance, search, best, budget_gb)
     took = time.perf_counter() - started
     return Row(
         model, profile, budget_gb, best.seconds * 1e3, best.peak / _GB, took, schedule,

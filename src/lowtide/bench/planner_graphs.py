@@ -62,9 +62,9 @@ def captured(name: str, folder: Path | None = None, **sizes: int) -> Graph:
 
 def graph_file(name: str, folder: Path | None = None, **sizes: int) -> Path:
     """Where the captured graph is kept."""
-    source = Path(__file__).with_name("planner_models.py").read_bytes()
+    sources = (Path(__file__).with_name(n) for n in ("models.py", "planner_models.py"))
     made_from = f"{sorted(sizes.items())} torch {_torch_version()}".encode()
-    digest = sha256(source + made_from).hexdigest()[:10]
+    digest = sha256(b"".join(s.read_bytes() for s in sources) + made_from).hexdigest()[:10]
     return (folder or settings().cache_dir / "graphs") / f"{name}-{digest}.graph.json"
 
 
