@@ -16,6 +16,7 @@ from lowtide.bench.monet_run import plan_one, table
 from lowtide.bench.monet_schedule import as_schedule
 from lowtide.cli import main
 from lowtide.errors import FileFormatError
+from lowtide.solve.anneal import evaluate
 from lowtide.solve.gaps import DROP, EARLY, UNTIL
 from lowtide.solve.search import Effort
 
@@ -237,6 +238,22 @@ def test_weighed_as_the_paper_says(seed: int, tmp_path: Path):
             ms, peak = judge.evaluate(as_schedule(instance, search, answers, 1.0))
             assert answers.seconds * 1e3 == pytest.approx(ms)
             assert answers.peak == peak
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_byte_over_the_limit_is_taken_where_it_is_worth_its_price(seed: int, tmp_path: Path):
+    _, instance = written(tmp_path, seed)
+    player = instance.search(60_000).player
+    state, choice = instance.problem.gaps.start_state, player.no_choice()
+
+    def weighed(limit: int, price: float) -> tuple[float, int]:
+        parts = player.arrays, player.sweeps, player.buffers
+        _, seconds, peak, _ = evaluate(*parts, state, choice, limit, price, player.during)
+        return seconds, peak
+
+    assert weighed(60_000, 0.0) == weighed(10**9, math.inf)
+    strict, lax = weighed(60_000, math.inf), weighed(60_000, 1e-9)
+    assert lax[0] <= strict[0]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -112,7 +112,7 @@ class Player:
         self, state: NDArray[np.int64], choice: NDArray[np.int64]
     ) -> tuple[int, float, int, float]:
         found: tuple[int, float, int, float] = evaluate(
-            self.arrays, self.sweeps, self.buffers, state, choice, self.room, self.during
+            self.arrays, self.sweeps, self.buffers, state, choice, self.room, np.inf, self.during
         )
         return found
 

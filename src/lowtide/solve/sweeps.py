@@ -21,6 +21,8 @@ from lowtide.solve.compiled import compiled, inlined
 __all__ = ["NO_SWEEPS", "SweepBuffers", "Sweeps", "sweep_buffers", "weigh_sweeps"]
 
 _Array = NDArray[Any]
+_TICK = 1e-5
+"""Seconds: sweeps count time in whole hundredths of a millisecond."""
 
 
 class Sweeps(NamedTuple):
@@ -171,16 +173,14 @@ def _kept_for_the_one_before(a, m, b, seq_op, seq_pos, last):  # type: ignore[no
 
 
 @inlined
-def _fastest(times, spaces, first, last, room):  # type: ignore[no-untyped-def]
-    """The fastest option whose workspace fits, else the leanest."""
-    best = -1
-    leanest = first
+def _best(times, spaces, first, last, room, rate):  # type: ignore[no-untyped-def]
+    """The option of the least time, where each byte of workspace that does not fit costs `rate`; of equals the leanest."""
+    best, least = first, np.inf
     for i in range(first, last):
-        if spaces[i] <= room and (best < 0 or times[i] < times[best]):
-            best = i
-        if spaces[i] < spaces[leanest]:
-            leanest = i
-    return best if best >= 0 else leanest
+        cost = times[i] + (rate * (spaces[i] - room) if spaces[i] > room else 0.0)
+        if cost < least or (cost == least and spaces[i] < spaces[best]):
+            best, least = i, cost
+    return best
 
 
 @inlined
@@ -197,7 +197,7 @@ def _missed(m, b, t, node):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _sweep(m, b, t, base, limit, waiting):  # type: ignore[no-untyped-def]
+def _sweep(m, b, t, base, limit, rate, waiting):  # type: ignore[no-untyped-def]
     """(time, peak) of one forward sweep, on entry to which `waiting` bytes are kept."""
     peak = done = wanted = time = 0
     placed = False
@@ -218,7 +218,7 @@ def _sweep(m, b, t, base, limit, waiting):  # type: ignore[no-untyped-def]
                 most += m.extra_place_space[j - 1] if placed else m.extra_space[j - 1]
             else:
                 times, spaces = (m.time, m.space) if t == 0 else (m.again, m.space_again)
-                option = _fastest(times, spaces, m.options0[j], m.options0[j + 1], room)
+                option = _best(times, spaces, m.options0[j], m.options0[j + 1], room, rate)
                 cost, space = times[option], spaces[option]
                 b.chosen[t, j] = option - m.options0[j]
                 placed = m.overwrites[j] >= 0 and not _missed(m, b, t, j)
@@ -241,8 +241,10 @@ def _sweep(m, b, t, base, limit, waiting):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def weigh_sweeps(a, m, buffers, length, during, limit):  # type: ignore[no-untyped-def]
-    """(seconds, peak) of a rollout; what `rollout.weigh` is to the simulator's model."""
+def weigh_sweeps(a, m, buffers, length, during, limit, price):  # type: ignore[no-untyped-def]
+    """(seconds, peak) of a rollout; what `rollout.weigh` is to the simulator's model. Algorithms are the fastest within the limit,
+    or beyond it where that is worth `price` seconds per byte."""
+    rate = price / _TICK
     seq_op, seq_pos, runs, b = buffers.seq_op, buffers.seq_pos, buffers.runs, buffers.sweeps
     during[:] = 0
     b.live[:] = False
@@ -292,12 +294,13 @@ def weigh_sweeps(a, m, buffers, length, during, limit):  # type: ignore[no-untyp
             waiting = kept
             if first > 0:
                 waiting += _kept_for_the_one_before(a, m, b, seq_op, seq_pos, first - 1)
-            time, most = _sweep(m, b, t, base, limit, waiting)
+            time, most = _sweep(m, b, t, base, limit, rate, waiting)
         total += time
         if t > 0:
             held = m.fixed[own] + m.live[own] + m.size[own] + after + beside
             row = m.row[op]
-            option = _fastest(m.time, m.space, m.options0[row], m.options0[row + 1], limit - held)
+            room = limit - held
+            option = _best(m.time, m.space, m.options0[row], m.options0[row + 1], room, rate)
             b.chosen[t, nodes] = option - m.options0[row]
             total += m.time[option]
             # What rests between two backward ops is less than what was there during the first.
@@ -308,4 +311,4 @@ def weigh_sweeps(a, m, buffers, length, during, limit):  # type: ignore[no-untyp
             b.kept[t + 1] = b.after
             b.made[t] = b.computed == t
         last = first - 1
-    return total * 1e-5, peak
+    return total * _TICK, peak
