@@ -16,6 +16,7 @@ from lowtide.ir.graph import Graph
 from lowtide.sim.memory import simulate
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.greedy import Descent
+from lowtide.solve.needs import warm_up
 from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
@@ -43,6 +44,7 @@ def solve_frontier(
         )
     search = Search(make_problem(graph))
     search.warm_up()
+    warm_up()
     effort, started = Effort(seconds, plays), time.perf_counter()
     everything = search.keep_all()
     floor = search.floor(effort=effort.share(_FLOOR), seed=seed)

@@ -31,7 +31,13 @@ class Descent:
     def __init__(self, player: Player, seconds: float = math.inf) -> None:
         self.player = player
         self.until = time.perf_counter() + seconds
-        self.delayable = np.diff(player.problem.gaps.delays.start) > 0
+        gaps = player.problem.gaps
+        self.delayable = np.diff(gaps.delays.start) > 0
+        self.reach = np.minimum(gaps.end, len(player.problem.order))
+
+    def warm_up(self) -> None:
+        """Compile what is not compiled yet."""
+        self._remakes(self.player.problem.gaps.start_state)
 
     def descend(self, limit: int) -> Answers | None:
         """Drop where it hurts least until the limit holds; None if that gets stuck. Two ways: what is remade only to remake
@@ -60,7 +66,6 @@ class Descent:
         problem = self.player.problem
         room = limit - problem.base_bytes
         movable = problem.gaps.open & (problem.gaps.end != NEVER)
-        reach = np.minimum(problem.gaps.end, len(problem.order))
         before = state.copy()
         for _ in range(_LOOKS):
             if time.perf_counter() > self.until:
@@ -75,7 +80,7 @@ class Descent:
             if over.max() <= 0:
                 return answers
             before[:] = state
-            if not self._drop_some(state, over, movable, reach):
+            if not self._drop_some(state, over, movable):
                 return None
         return None
 
@@ -84,7 +89,6 @@ class Descent:
         state: NDArray[np.int64],
         over: NDArray[np.int64],
         movable: NDArray[np.bool_],
-        reach: NDArray[np.int64],
     ) -> bool:
         """Drop gaps across the worst position: best relief per second first, a bite of what is over there. Where nothing is
         held any more, do not hold what is remade on the way either."""
@@ -92,7 +96,7 @@ class Descent:
         worst = int(over.argmax())
         size = problem.bytes[problem.gaps.storage]
         least = max(1, int(over[worst]) // _SMALL)
-        across = movable & (problem.gaps.start < worst) & (reach > worst) & (size > 0)
+        across = movable & (problem.gaps.start < worst) & (self.reach > worst) & (size > 0)
         if self._delay_some(state, over, np.flatnonzero(across & (state == HOLD) & self.delayable)):
             return True
         across &= ~self.delayable
@@ -100,7 +104,7 @@ class Descent:
             for smallest in (least, 1):
                 found = np.flatnonzero(across & (state == now) & (size >= smallest))
                 if len(found):
-                    self._drop_best(state, over, found, then, reach)
+                    self._drop_best(state, over, found, then)
                     return True
         return False
 
@@ -128,20 +132,23 @@ class Descent:
         over: NDArray[np.int64],
         found: NDArray[np.int64],
         answer: int,
-        reach: NDArray[np.int64],
     ) -> None:
         problem = self.player.problem
         size = problem.bytes[problem.gaps.storage]
         tight = np.concatenate([[0], np.cumsum(over > 0)])
-        relief = size[found] * (tight[reach[found]] - tight[problem.gaps.start[found] + 1])
-        cost = _remake_seconds(self.player.arrays, state, problem.gaps.storage, reach)
-        score = relief / (cost[problem.gaps.storage[found]] + 1e-7)
+        relief = size[found] * (tight[self.reach[found]] - tight[problem.gaps.start[found] + 1])
+        score = relief / (self._remakes(state)[problem.gaps.storage[found]] + 1e-7)
         freed = 0
         for gap in found[np.argsort(-score, kind="stable")]:
             state[gap] = answer
             freed += int(size[gap])
             if freed >= max(int(over.max()) // _BITE, 1):
                 break
+
+    def _remakes(self, state: NDArray[np.int64]) -> NDArray[np.float64]:
+        storages = self.player.problem.gaps.storage
+        cost: NDArray[np.float64] = _remake_seconds(self.player.arrays, state, storages, self.reach)
+        return cost
 
 
 @compiled

@@ -14,7 +14,7 @@ from lowtide.solve.compiled import compiled
 from lowtide.solve.gaps import Flags, Lists, pack
 from lowtide.solve.problem import Problem
 
-__all__ = ["Needs"]
+__all__ = ["Needs", "warm_up"]
 
 _MOST_FORMS = 8
 """Beyond so many makers of one op's outputs, covers are not searched: the fastest single maker is the bound."""
@@ -121,6 +121,15 @@ class Needs:
             own = np.unique(np.concatenate([problem.reads[form], problem.makes[form]]))
             found.append(int(problem.bytes[own].sum()) + int(problem.workspace[form]))
         return min(found)
+
+
+def warm_up() -> None:
+    """Compile what is not compiled yet (once per machine), by walking over nothing."""
+    none, start, flags = np.zeros(0, np.int64), np.zeros(1, np.int64), np.zeros(0, np.bool_)
+    _taint(none, start, none, 0, flags)
+    _ancestors(none, start, none, 0, flags)
+    _also(start, none, flags)
+    _read_for(none, start, none, flags, flags)
 
 
 def _all_makers(problem: Problem) -> list[list[int]]:

@@ -21,6 +21,7 @@ from lowtide.sim.memory import Timeline, simulate
 from lowtide.solve.baselines import BASELINES, QUICK_BASELINES
 from lowtide.solve.bound import lower_bound, tighter_bound
 from lowtide.solve.exact import exact
+from lowtide.solve.needs import warm_up
 from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
@@ -111,6 +112,7 @@ class _Planning:
         self.seed, self.report = seed, report
         self.search = Search(make_problem(graph))
         self.search.warm_up()
+        warm_up()
         self.started = time.perf_counter()
         self.keep_all = self.search.keep_all()
         self.bound = lower_bound(self.search.problem, budget)

@@ -90,6 +90,7 @@ class Search:
 
     def warm_up(self) -> None:
         """Compile what is not compiled yet (once per machine), and see how long a play takes."""
+        Descent(self.player).warm_up()
         self.play_seconds = self.player.warm_up()
 
     def keep_all(self) -> Answers:
