@@ -17,32 +17,42 @@ from torch import fx
 from lowtide.capture.convert import Captured
 from lowtide.errors import GraphError
 from lowtide.ir.graph import Graph, Op
+from lowtide.kernels import masks as masks  # registers ops
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
+from lowtide.kernels.loops import COMPILED
+from lowtide.kernels.pooling import gradient_without_input
+from lowtide.kernels.statistics import normalised
 
-__all__ = ["Copied", "Form", "form_of", "without_formless"]
+_ops = torch.ops.lowtide
 
-
-@dataclass(frozen=True)
-class Copied:
-    """In a form's arguments: a value that a rule added, the copy of a captured tensor in another layout."""
-
-    name: str
-    node: fx.Node
-    memory_format: torch.memory_format
+__all__ = ["Added", "Form", "form_of", "without_formless"]
 
 
 class Form(NamedTuple):
     target: Callable[..., Any]
     args: tuple[Any, ...]
-    """With nodes of the captured joint graph, and `Copied` for values that rules added."""
+    """With nodes of the captured joint graph, and `Added` for values that rules added."""
     kwargs: dict[str, Any]
 
     def arguments(
-        self, node: Callable[[fx.Node], Any], copied: Callable[[Copied], Any]
+        self, node: Callable[[fx.Node], Any], added: Callable[[Added], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """With what these say in the places of nodes and copies."""
-        args = tuple(copied(a) if isinstance(a, Copied) else fx.map_arg(a, node) for a in self.args)
+        """With what these say in the places of nodes and added values."""
+        args = tuple(added(a) if isinstance(a, Added) else fx.map_arg(a, node) for a in self.args)
         return args, fx.map_arg(self.kwargs, node)
+
+    def call(self, node: Callable[[fx.Node], Any]) -> Any:
+        """Run it on what stands for each node; added values are made on the way."""
+        args, kwargs = self.arguments(node, lambda added: added.form.call(node))
+        return self.target(*args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Added:
+    """In a form's arguments: a value that a rule added, and the call that makes it from captured tensors."""
+
+    name: str
+    form: Form
 
 
 def without_formless(captured: Captured, graph: Graph) -> Graph:
@@ -83,28 +93,120 @@ def _transposed(captured: Captured, op: Op, plain: Form) -> Form | None:
 
 def _channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
     gradient, given, weight, *rest = plain.args
-    copies = [_copy(op, node) for node in (gradient, given)]
-    if any(copy is None for copy in copies):
+    copies = {node.name: _copy(op, node) for node in (gradient, given)}
+    if any(copy is None for copy in copies.values()):
         return None
     if op.target == "lowtide.copy":
-        (copy,) = (c for c in copies if c is not None and c.node.name == op.inputs[0])
-        return Form(
-            torch.ops.aten.clone.default, (copy.node,), {"memory_format": copy.memory_format}
-        )
+        copy = copies[op.inputs[0]]
+        return copy and copy.form
     mask = _mask(captured, op, plain)
-    return Form(parameter_gradients, (*copies, weight, *rest[:-1], mask), {})
+    return Form(parameter_gradients, (*copies.values(), weight, *rest[:-1], mask), {})
 
 
-def _copy(op: Op, node: fx.Node) -> Copied | None:
+def _copy(op: Op, node: fx.Node) -> Added | None:
     """As `rules/convolution.py` names it; None where the tensor has no such layout, or lies in it already."""
     tensor = node.meta["val"]
-    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
+    layout = torch.channels_last
+    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=layout):
         return None
-    return Copied(f"{op.of}.{node.name}.{op.rule}", node, torch.channels_last)
+    clone = Form(torch.ops.aten.clone.default, (node,), {"memory_format": layout})
+    return Added(f"{op.of}.{node.name}.{op.rule}", clone)
+
+
+def _one_bit(captured: Captured, op: Op, plain: Form) -> Form | None:
+    """A gradient from bits; both tensors must lie in memory in one order."""
+    name = op.name.rpartition(".")[0]
+    backward = captured.nodes[name]
+    gradient, decides, *numbers = backward.args
+    given, made = decides.meta["val"], gradient.meta["val"]
+    if given.stride() != made.stride() or not _dense(given):
+        return None
+    match str(backward.target):
+        case "aten.threshold_backward.default":
+            bits = Form(_ops.pack_above.default, (decides, float(numbers[0])), {})
+            rest: tuple[float, ...] | None = None
+        case "aten.hardtanh_backward.default":
+            bits = Form(_ops.pack_inside.default, (decides, *map(float, numbers)), {})
+            rest = None
+        case "aten.leaky_relu_backward.default":
+            bits = Form(_ops.pack_above.default, (decides, 0.0), {})
+            rest = (1.0, float(numbers[0]))
+        case _:
+            bits = Form(_ops.pack_true.default, (decides,), {})
+            rest = (float(numbers[0]), 0.0)
+    if op.target == "lowtide.pack":
+        return bits
+    read = (gradient, Added(f"{name}.bits", bits))
+    return (
+        Form(_ops.masked.default, read, {})
+        if rest is None
+        else Form(_ops.scaled.default, (*read, *rest), {})
+    )
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Every element at a place of its own, and none between them; sizes known."""
+    if not all(type(n) is int for n in (*tensor.shape, *tensor.stride())):
+        return False
+    filled = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape)):
+        if size != 1 and stride != filled:
+            return False
+        filled *= size
+    return True
+
+
+def _from_output(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, _, *numbers = plain.args
+    output = captured.tensors[op.inputs[1]]
+    same = [float(n) for n in output.args[1:]] == [
+        float(n) for n in numbers[: len(output.args) - 1]
+    ]
+    upward = "leaky" not in str(plain.target) or (len(output.args) > 1 and output.args[1] >= 0)
+    return Form(plain.target, (gradient, output, *numbers), {}) if same and upward else None
+
+
+def _statistics(captured: Captured, op: Op, plain: Form) -> Form | None:
+    x, weight, bias = plain.args[:3]
+    mean, rstd = (captured.tensors.get(name) for name in op.inputs[-2:])
+    if mean is None or rstd is None:
+        return None
+    return Form(normalised, (x, weight, bias, mean, rstd), {})
+
+
+def _pool(captured: Captured, op: Op, plain: Form) -> Form | None:
+    name = op.name.rpartition(".")[0]
+    gradient, given, kernel, stride, padding, dilation, ceil, indices = captured.nodes[name].args
+    sizes = list(given.meta["val"].shape)
+    plain_layout = all(n.meta["val"].is_contiguous() for n in (gradient, given, indices))
+    whole = all(type(n) is int for n in sizes)
+    if not plain_layout or not whole:
+        return None
+    if op.name.endswith(".without_input"):
+        geometry = (kernel, stride, padding, dilation, ceil)
+        return Form(gradient_without_input, (gradient, indices, sizes, *geometry), {})
+    kernel, stride, padding, dilation = (_pair(n) for n in (kernel, stride or kernel, padding, dilation))  # fmt: skip
+    tensor = given.meta["val"]
+    small = kernel[0] * kernel[1] <= 16 and dilation == [1, 1] and kernel[1] <= sizes[-1]
+    if not small or not COMPILED or tensor.device.type != "cpu" or tensor.dtype not in (torch.float32, torch.float64):  # fmt: skip
+        return None
+    packed = Form(_ops.pack_indices.default, (indices, sizes[-1], kernel, stride, padding), {})
+    if op.target == "lowtide.pack":
+        return packed
+    read = (gradient, Added(f"{name}.packed", packed))
+    return Form(_ops.pool_gradient.default, (*read, sizes, kernel, stride, padding), {})
+
+
+def _pair(numbers: Any) -> list[int]:
+    return [*numbers] * 2 if len(numbers) == 1 else [*numbers]
 
 
 _FORMS: dict[str, Callable[[Captured, Op, Form], Form | None]] = {
     "split": _masked,
     "transposed": _transposed,
     "channels_last": _channels_last,
+    "mask": _one_bit,
+    "from_output": _from_output,
+    "statistics": _statistics,
+    "pool": _pool,
 }

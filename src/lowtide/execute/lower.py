@@ -127,11 +127,11 @@ class _Lowering:
             return
         form = form_of(self.captured, op)
         assert form is not None, f"{op.name} was planned, but has no form"
-        if op.name in self.ran:
+        if op.name in self.ran and form.target is node.target:
             form = again.again(node, form)
         elif meaning.is_random(node) and op.rule != "replay":
             form = Form(again.draw, (form.target, *form.args), form.kwargs)
-        args, kwargs = form.arguments(self.resolve, lambda copy: self.now[copy.name])
+        args, kwargs = form.arguments(self.resolve, lambda added: self.now[added.name])
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])
             form, args = Form(again.replay, (), {}), (*noted, *args)
@@ -141,12 +141,12 @@ class _Lowering:
         self.ran.add(op.name)
 
     def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
-        """The captured call's, but for a copy its original's in the copy's layout."""
-        if op.target != "lowtide.copy":
+        """The captured call's; of what only rules make, what the form makes of fake tensors."""
+        if op.outputs[0] in self.captured.graph.value:
             return node.meta
-        original = form.args[0].meta
+        original = next(n for n in form.args if isinstance(n, fx.Node)).meta
         with original["val"].fake_mode:
-            return {**original, "val": form.target(original["val"], **form.kwargs)}
+            return {**original, "val": form.call(lambda node: node.meta["val"])}
 
     def put(self, op: Op, call: fx.Node, skipped: frozenset[int] = frozenset()) -> None:
         """Note the op's outputs as the newest copies. The caller gets the first copy of what it gets; `skipped` are

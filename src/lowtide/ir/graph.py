@@ -12,6 +12,7 @@ it weighs nothing itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -54,6 +55,15 @@ class Value:
     @property
     def is_view(self) -> bool:
         return self.storage != self.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        sizes = self.spec.partition("[")[2].rstrip("]")
+        return tuple(int(size) for size in sizes.split(",") if size.strip())
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

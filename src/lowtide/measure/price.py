@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 import torch
+from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import Copied, Form, form_of, without_formless
+from lowtide.capture.forms import Added, Form, form_of, without_formless
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
 from lowtide.measure.probe import same_bits
@@ -108,10 +109,11 @@ def _call(form: Form) -> Call:
     return Call(signature(form.target, args, kwargs), form.target, args, kwargs)
 
 
-def _fake(copy: Copied) -> torch.Tensor:
-    tensor = copy.node.meta["val"]
+def _fake(added: Added) -> torch.Tensor:
+    tensor = next(n for n in added.form.args if isinstance(n, fx.Node)).meta["val"]
     with tensor.fake_mode:
-        return torch.empty_like(tensor, memory_format=copy.memory_format)
+        made: torch.Tensor = added.form.call(lambda node: node.meta["val"])
+    return made
 
 
 def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from lowtide.rules.activations import FromOutput, Statistics
 from lowtide.rules.base import Exactness, Proposal, Rule, add_makers
 from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
+from lowtide.rules.masks import Masks
+from lowtide.rules.pooling import Pools
 from lowtide.rules.replay import Replay
 
 __all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
+    Masks(),
+    FromOutput(),
+    Statistics(),
+    Pools(),
     ChannelsLast(),
     SplitBackward(),
     Transposed(),

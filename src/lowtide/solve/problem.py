@@ -57,7 +57,7 @@ class Problem:
     again: Flags
     """[op, segment]: may this op run there once more?"""
     order: Ints
-    """The captured ops, in order."""
+    """The captured ops, in order, and among them the rules' ops that make what only a later segment reads."""
     segment: Ints
     """The segment of each position in `order`."""
     let_go: Lists
@@ -70,7 +70,7 @@ class Problem:
 
     @property
     def captured_seconds(self) -> float:
-        return float(self.seconds[self.order].sum())
+        return sum(op.seconds for op in self.graph.captured if not self.graph.is_view(op))
 
     @cached_property
     def storage_index(self) -> dict[str, int]:
@@ -112,10 +112,15 @@ def make_problem(graph: Graph) -> Problem:
         if again[i].any():
             for s in makes[i]:
                 makers[s].append(i)
+    encoders = _encoders(graph, ops)
     order: list[int] = []
     segment: list[int] = []
     for which in range(len(graph.segments)):
-        here = [op_number[o.name] for o in ops if not o.rule and o.segment == which]
+        here = [
+            op_number[o.name]
+            for o in ops
+            if o.segment == which and (not o.rule or o.name in encoders)
+        ]
         here += [len(ops) + i for i, (at, _) in enumerate(returns) if at == which]
         order += here
         segment += [which] * len(here)
@@ -183,6 +188,22 @@ def _working_sets(ops: tuple[Op, ...], graph: Graph, folded: Folded) -> dict[str
         for name in folded.makes[op.name]:
             least[name] = min(least.get(name, needs), needs)
     return least
+
+
+def _encoders(graph: Graph, ops: tuple[Op, ...]) -> set[str]:
+    """Ops of rules that run in the captured order as well: they make, early, what only a later segment reads. Where nobody does,
+    they are dead and do not run."""
+    captured = {name for o in graph.captured for name in o.outputs}
+    needed: dict[str, int] = {}
+    for op in ops:
+        for name in op.inputs:
+            needed[name] = min(needed.get(name, op.segment), op.segment)
+    return {
+        o.name
+        for o in ops
+        if o.rule and captured.isdisjoint(o.outputs)
+        and all(needed.get(name, o.segment) > o.segment for name in o.outputs)
+    }  # fmt: skip
 
 
 def _narrower(

@@ -1,0 +1,78 @@
+"""Do the kernels run at the speed of memory? Each against `torch.clone` of the tensor it reads, run in turn.
+
+    python benchmarks/kernels.py [--elements 16777216] [--rounds 15]
+
+Prints the bytes that each reads and writes per second as a share of what clone reads and writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from lowtide.kernels import masks, pooling
+from lowtide.kernels import statistics as norms
+
+Work = tuple[Callable[[], object], int]
+"""A kernel on its operands, and the bytes that it reads and writes."""
+
+
+def works(elements: int) -> dict[str, Work]:
+    side = 64
+    x = torch.randn(elements // (side * side) // 16, 16, side, side)
+    kept, bits = x > 0, masks.pack_above(x, 0.0)
+    channel = torch.rand(16)
+    y, indices = torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+    geometry = ([2, 2], [2, 2], [0, 0])
+    packed = pooling.pack_indices(indices, side, *geometry)
+    sizes = list(x.shape)
+    whole = 2 * x.nbytes + bits.nbytes
+    return {
+        "pack_above": (lambda: masks.pack_above(x, 0.0), x.nbytes + bits.nbytes),
+        "pack_inside": (lambda: masks.pack_inside(x, 0.0, 6.0), x.nbytes + bits.nbytes),
+        "pack_true": (lambda: masks.pack_true(kept), kept.nbytes + bits.nbytes),
+        "masked": (lambda: masks.masked(x, bits), whole),
+        "scaled": (lambda: masks.scaled(x, bits, 2.0, 0.0), whole),
+        "normalised": (
+            lambda: norms.normalised(x, channel, channel, channel, channel),
+            2 * x.nbytes,
+        ),
+        "pack_indices": (
+            lambda: pooling.pack_indices(indices, side, *geometry),
+            indices.nbytes + packed.nbytes,
+        ),
+        "gradient_from_packed": (
+            lambda: pooling.gradient_from_packed(y, packed, sizes, *geometry),
+            x.nbytes + y.nbytes + packed.nbytes,
+        ),
+        "clone": (x.clone, 2 * x.nbytes),
+    }
+
+
+def seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--elements", type=int, default=1 << 24)
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    made = works(options.elements)
+    times: dict[str, list[float]] = {name: [] for name in made}
+    for _ in range(options.rounds):
+        for name, (work, _) in made.items():
+            times[name].append(seconds(work))
+    speed = {n: size / statistics.median(times[n]) for n, (_, size) in made.items()}
+    for name, rate in speed.items():
+        print(f"{name:22s} {rate / 1e9:6.1f} GB/s  {rate / speed['clone']:5.0%} of clone")
+
+
+if __name__ == "__main__":
+    main()

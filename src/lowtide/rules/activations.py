@@ -1,0 +1,81 @@
+"""Backward from what is there anyway.
+
+- **From output**: hardtanh and leaky ReLU ask on which side of a threshold their input fell, and their output, which the next op
+  mostly keeps, tells it as well. An activation that was written in place even keeps a copy of its input for nothing else.
+- **Statistics**: a batch norm's output again from its noted mean and deviation, in one pass instead of three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lowtide.ir.graph import Graph, Op
+from lowtide.rules.base import Exactness, Proposal
+
+__all__ = ["FromOutput", "Statistics"]
+
+_FORWARD = {
+    "aten.hardtanh_backward.default": "aten.hardtanh.default",
+    "aten.leaky_relu_backward.default": "aten.leaky_relu.default",
+}
+_BATCH_NORMS = (
+    "aten._native_batch_norm_legit_functional.default",
+    "aten.native_batch_norm.default",
+)
+
+
+@dataclass(frozen=True)
+class FromOutput:
+    name: str = "from_output"
+    reason: str = "makes an activation's gradient from its output instead of its input"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = False
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        forward = {
+            (o.target, _original(graph, o.inputs[0])): o
+            for o in graph.captured
+            if o.target in _FORWARD.values()
+        }
+        for op in graph.captured:
+            if op.target in _FORWARD and op.rerun and len(op.inputs) == 2:
+                made = forward.get((_FORWARD[op.target], _original(graph, op.inputs[1])))
+                if made is not None:
+                    read = (op.inputs[0], made.outputs[0])
+                    name = f"{op.name}.{self.name}"
+                    yield Proposal((replace(op, name=name, inputs=read, rule=self.name, of=op.name),))  # fmt: skip
+
+
+def _original(graph: Graph, name: str) -> str:
+    """The storage that a value is a plain copy of, or its own."""
+    storage = graph.storage(name)
+    makers = graph.makers.get(storage, ())
+    while makers and makers[0].target == "aten.clone.default":
+        storage = graph.storage(makers[0].inputs[0])
+        makers = graph.makers.get(storage, ())
+    return storage
+
+
+@dataclass(frozen=True)
+class Statistics:
+    name: str = "statistics"
+    reason: str = "makes a batch norm's output again from its noted statistics, in one pass"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = True
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        for op in graph.captured:
+            if op.target in _BATCH_NORMS and _notes_statistics(graph, op):
+                output, mean, rstd = op.outputs[:3]
+                yield Proposal((
+                    replace(
+                        op, name=f"{op.name}.{self.name}", inputs=(*op.inputs, mean, rstd), outputs=(output,),
+                        rerun=True, effect=False, rule=self.name, of=op.name,
+                    ),
+                ))  # fmt: skip
+
+
+def _notes_statistics(graph: Graph, op: Op) -> bool:
+    """In training mode mean and 1 / deviation are there; else they are empty."""
+    return len(op.outputs) >= 3 and all(graph.value[o].bytes > 0 for o in op.outputs[1:3])

@@ -1,0 +1,51 @@
+"""Backward from a bit per element, where that is all it asks.
+
+ReLU, hardtanh and leaky ReLU only ask on which side an element fell; dropout, whether it was dropped. The bits are made as soon as
+the tensor is there, and kept in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from lowtide.ir.graph import Graph, Kind, Op, Value
+from lowtide.rules.base import Exactness, Proposal
+
+__all__ = ["Masks"]
+
+_ONE_BIT = (
+    "aten.threshold_backward.default",
+    "aten.hardtanh_backward.default",
+    "aten.leaky_relu_backward.default",
+    "aten.native_dropout_backward.default",
+)
+"""Of (gradient, what decides), both of one size."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    name: str = "mask"
+    reason: str = "keeps a bit per element where backward only asks on which side it fell"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = False
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        for op in graph.captured:
+            if op.target in _ONE_BIT and op.rerun and len(op.inputs) == 2:
+                decides = graph.value[op.inputs[1]]
+                made = graph.makers.get(decides.storage, ())
+                if made and made[0].segment < op.segment:
+                    yield self.packed(op, decides, made[0])
+
+    def packed(self, op: Op, decides: Value, maker: Op) -> Proposal:
+        name = f"{op.name}.bits"
+        count = decides.elements
+        bits = Value(name, (count + 7) // 8, name, Kind.ACTIVATION, decides.layer, f"u8[{(count + 7) // 8}]")  # fmt: skip
+        pack = Op(
+            f"{op.name}.pack", "lowtide.pack", (decides.name,), (name,), maker.segment,
+            layer=maker.layer, source=maker.source, rule=self.name, of=maker.name,
+        )  # fmt: skip
+        inputs = (op.inputs[0], name)
+        masked = replace(op, name=f"{op.name}.masked", inputs=inputs, rule=self.name, of=op.name)
+        return Proposal((pack, masked), (bits,))

@@ -1,0 +1,89 @@
+"""Gradients from one bit per element, and from four per pooling window: the same bits as ATen's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lowtide.kernels import masks, pooling
+
+SHAPES = [(0,), (1,), (7,), (8,), (3, 5), (2, 3, 7, 5), (4, 16, 33, 31)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+aten = torch.ops.aten
+
+
+def special(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Random, with zeros of both signs, infinities and NaNs among it."""
+    x = torch.randn(shape, dtype=torch.float64).mul_(4)
+    odd = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, -torch.nan, 6.0])
+    for i, value in enumerate(odd):
+        x.view(-1)[i::11] = value
+    return x.to(dtype)
+
+
+def equal(one: Tensor, other: Tensor) -> None:
+    assert one.stride() == other.stride()
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.element_size()]
+    assert torch.equal(one.view(whole), other.view(whole))
+
+
+@pytest.fixture(params=["loops", "torch ops"])
+def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch ops":
+        monkeypatch.setattr(masks, "COMPILED", False)
+
+
+@pytest.mark.usefixtures("looped")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_one_bit_is_enough(shape: tuple[int, ...], dtype: torch.dtype):
+    x, g = special(*shape, dtype=dtype), special(*reversed(shape), dtype=dtype).reshape(shape)
+    equal(masks.masked(g, masks.pack_above(x, 0.0)), aten.threshold_backward(g, x, 0))
+    number = x.nan_to_num(posinf=torch.inf, neginf=-torch.inf)
+    equal(
+        masks.masked(g, masks.pack_inside(number, 0.0, 6.0)),
+        aten.hardtanh_backward(g, number, 0, 6),
+    )
+    equal(
+        masks.scaled(g, masks.pack_above(x, 0.0), 1.0, 0.1),
+        aten.leaky_relu_backward(g, x, 0.1, False),
+    )
+    kept = torch.rand(shape) > 0.3
+    equal(
+        masks.scaled(g, masks.pack_true(kept), 1 / 0.7, 0.0),
+        aten.native_dropout_backward(g, kept, 1 / 0.7),
+    )
+
+
+def test_in_the_order_of_memory():
+    x = torch.randn(2, 5, 7, 9).contiguous(memory_format=torch.channels_last)
+    g = torch.randn(2, 5, 7, 9).contiguous(memory_format=torch.channels_last)
+    equal(masks.masked(g, masks.pack_above(x, 0.5)), aten.threshold_backward(g, x, 0.5))
+
+
+POOLS = [
+    # height, width, kernel, stride, padding
+    (8, 8, 2, 2, 0),
+    (9, 7, 2, 2, 0),
+    (13, 11, 3, 2, 1),
+    (6, 9, 3, 1, 1),
+    (5, 5, 4, 3, 2),
+    (3, 3, 3, 1, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", POOLS)
+def test_pool_gradients_from_packed_indices(case: tuple[int, ...], dtype: torch.dtype):
+    height, width, *geometry = case
+    kernel, stride, padding = ([n, n] for n in geometry)
+    x = torch.randn(3, 5, height, width).round().to(dtype)  # with equal values in a window
+    y, indices = aten.max_pool2d_with_indices(x, kernel, stride, padding)
+    g = torch.randn_like(y)
+    rest = (kernel, stride, padding, [1, 1], False)
+    expected = aten.max_pool2d_with_indices_backward(g, x, *rest, indices)
+    equal(pooling.gradient_without_input(g, indices, list(x.shape), *rest), expected)
+    packed = pooling.pack_indices(indices, width, kernel, stride, padding)
+    assert packed.numel() <= (indices.numel() + 5 * 3 * height) // 2
+    equal(pooling.gradient_from_packed(g, packed, list(x.shape), kernel, stride, padding), expected)

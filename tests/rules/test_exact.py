@@ -1,0 +1,94 @@
+"""Masks, outputs, statistics, pools: what they offer makes the same bits, and less memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lowtide
+from lowtide.rules import DEFAULT_RULES
+from lowtide.solve.gaps import DROP, HOLD, NEVER
+from lowtide.solve.problem import make_problem
+from lowtide.solve.search import Search
+from tests.training import differences, fit_or_floor
+
+
+class Net(nn.Module):
+    """Activations whose outputs nobody else needs, between wide convolutions."""
+
+    def __init__(self, activation: Callable[[], nn.Module], pool: bool = False) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for i in range(3):
+            layers += [nn.Conv2d(8 if i else 3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)]
+            layers += [activation(), nn.MaxPool2d(3, 1, 1) if pool else nn.Tanh()]
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).square().mean()
+
+
+def images() -> tuple[Tensor]:
+    return (torch.linspace(-1, 1, 4 * 3 * 24 * 20).sin().reshape(4, 3, 24, 20),)
+
+
+CASES: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: Net(nn.ReLU),
+    "relu in place": lambda: Net(lambda: nn.ReLU(inplace=True)),
+    "relu6 in place": lambda: Net(lambda: nn.ReLU6(inplace=True)),
+    "leaky": lambda: Net(nn.LeakyReLU),
+    "dropout": lambda: Net(lambda: nn.Dropout(0.4)),
+    "pool": lambda: Net(nn.ReLU, pool=True),
+}
+
+
+@pytest.mark.parametrize("budget", ["75%", "40%"])
+@pytest.mark.parametrize("case", CASES)
+def test_same_bits_within_the_budget(case: str, budget: str):
+    torch.manual_seed(0)
+    model = CASES[case]()
+    twin = copy.deepcopy(model)
+    plan = fit_or_floor(model, images(), budget, verify=True)
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= plan.budget
+    assert not differences(twin, model, images())
+
+
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        ("relu", "mask"),
+        ("leaky", "mask"),
+        ("dropout", "mask"),
+        ("relu6 in place", "from_output"),
+        ("pool", "pool"),
+        ("relu", "statistics"),
+    ],
+)
+def test_every_program_with_the_rule_gives_the_same_bits(case: str, rule: str):
+    """All ops in the rule's way, everything remade that can be: whether or not a planner would want it."""
+    torch.manual_seed(0)
+    model = CASES[case]()
+    twin = copy.deepcopy(model)
+    (one,) = (r for r in DEFAULT_RULES if r.name == rule)
+    plan = lowtide.fit(model, images(), budget="100%", rules=(one,), seconds=0.2)
+    assert any(op.rule == rule for op in plan.graph.ops), "nothing was offered"
+    search = Search(make_problem(plan.graph))
+    gaps, choice = search.problem.gaps, search.player.no_choice()
+    choice[len(search.problem.storage_names) :] = 1
+    for answer in (HOLD, DROP):
+        state = gaps.start_state.copy()
+        state[gaps.open & (gaps.end != NEVER)] = answer
+        answers = search.player.play(state, choice)
+        assert answers is not None
+        program = search.program(answers)
+        if answer == HOLD and rule != "statistics":
+            assert any(plan.graph.op[n].rule == rule for step in program.steps for n in step)
+        fresh = copy.deepcopy(twin)
+        lowtide.apply(fresh, replace(plan, program=program))
+        assert not differences(twin, fresh, images())
