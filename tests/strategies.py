@@ -99,6 +99,7 @@ class _Builder:
         for output in outputs:
             size, keep = rng.choice((0, rng.randint(1, 64))), rng.random() < 0.9
             self.values[output] = Value(output, size, output, kind, layer, "f32[4]", keep)
+        over = self.add_over(inputs, outputs) if rng.random() > 0.6 else ()
         effect = rng.random() > 0.9
         self.ops.append(
             Op(
@@ -114,9 +115,20 @@ class _Builder:
                 signature=f"any({len(inputs)})",
                 rerun=not effect and rng.random() < 0.85,
                 effect=effect,
+                over=over,
             )
         )
         return outputs
+
+    def add_over(self, inputs: list[str], outputs: list[str]) -> tuple[str, ...]:
+        """The only output may be written over an input, and over others of that size."""
+        made = {o for op in self.ops for o in op.outputs}
+        whole = [i for i in inputs if i in made and not self.values[i].is_view]
+        if len(outputs) > 1 or not whole:
+            return ()
+        size = self.values[whole[0]].bytes
+        self.values[outputs[0]] = replace(self.values[outputs[0]], bytes=size)
+        return tuple(dict.fromkeys(i for i in whole if self.values[i].bytes == size))
 
     def add_view(self, name: str, segment: int, of: str) -> str:
         storage = self.values[of].storage
@@ -198,6 +210,7 @@ class _Builder:
             workspace=self.rng.choice((0, self.rng.randint(1, 32))),
             rule="form",
             of=op.name,
+            over=(),
         )
 
     def add_inversions(self, captured: list[Op]) -> None:

@@ -8,7 +8,7 @@ symbolic sizes) is None: then the op is not offered.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import fx
 from lowtide.capture.convert import Captured
 from lowtide.errors import GraphError
 from lowtide.ir.graph import Graph, Op
-from lowtide.kernels import masks as masks  # registers ops
+from lowtide.kernels import masks
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
 from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pooling import gradient_without_input
@@ -25,7 +25,7 @@ from lowtide.kernels.statistics import normalised
 
 _ops = torch.ops.lowtide
 
-__all__ = ["Added", "Form", "form_of", "without_formless"]
+__all__ = ["Added", "Form", "form_of", "without_formless", "written_over"]
 
 
 class Form(NamedTuple):
@@ -56,9 +56,30 @@ class Added:
 
 
 def without_formless(captured: Captured, graph: Graph) -> Graph:
-    """The graph without the proposals for calls that have no such form."""
+    """The graph without the proposals for calls that have no such form, and no leave to write over what lies otherwise."""
     gone = {o.name for o in graph.ops if o.rule and form_of(captured, o) is None}
-    return graph.without(gone) if gone else graph
+    left = graph.without(gone) if gone else graph
+    return left.with_ops(_writable(captured, o) if o.over else o for o in left.ops)
+
+
+def _writable(captured: Captured, op: Op) -> Op:
+    made = captured.tensors[op.outputs[0]].meta["val"]
+    given = {name: captured.tensors[name].meta["val"] for name in op.over}
+    same = [
+        name
+        for name, tensor in given.items()
+        if tensor.stride() == made.stride() and tensor.dtype == made.dtype and _dense(made)
+    ]
+    return replace(op, over=tuple(same))
+
+
+def written_over(form: Form, node: fx.Node) -> Form:
+    """The same call with its result in the place of one of its tensors."""
+    if form.target in _OVER:
+        return Form(_OVER[form.target], form.args, form.kwargs)
+    packet = form.target.overloadpacket  # type: ignore[attr-defined]
+    name = "grad_input" if "grad_input" in packet.overloads() else "out"
+    return Form(getattr(packet, name), form.args, {**form.kwargs, name: node})
 
 
 def form_of(captured: Captured, op: Op) -> Form | None:
@@ -210,3 +231,8 @@ _FORMS: dict[str, Callable[[Captured, Op, Form], Form | None]] = {
     "statistics": _statistics,
     "pool": _pool,
 }
+_OVER: dict[Any, Callable[..., Any]] = {
+    _ops.masked.default: masks.masked_over,
+    _ops.scaled.default: masks.scaled_over,
+}
+"""Ops of ours that write over their gradient."""

@@ -20,12 +20,13 @@ from torch import fx
 from torch._functorch import partitioners
 from torch.fx.experimental.proxy_tensor import is_sym_node
 
-from lowtide.capture import meaning
+from lowtide.capture import forms, meaning
 from lowtide.capture.convert import BACKWARD, FORWARD, Captured
 from lowtide.capture.forms import Form, form_of
 from lowtide.execute import again
 from lowtide.ir.graph import Graph, Op
 from lowtide.ir.program import Program
+from lowtide.sim.memory import written_over
 
 __all__ = ["lower"]
 
@@ -65,10 +66,11 @@ class _Lowering:
         outputs, _ = meaning.joint_outputs(self.captured.joint)
         made: list[Any] = []
         wanted = (outputs[:num_forward_outputs], outputs[num_forward_outputs:])
+        over = written_over(self.graph, program)
         for segment, names in enumerate(program.steps):
             self.segment = segment
-            for name in names:
-                self.run_op(self.graph.op[name])
+            for name, storage in zip(names, over[segment], strict=True):
+                self.run_op(self.graph.op[name], storage)
             made += [self.resolve(o) if isinstance(o, fx.Node) else o for o in wanted[segment]]
         self.finish(made)
         return self.split(num_forward_outputs)
@@ -118,7 +120,8 @@ class _Lowering:
 
     # Writing nodes.
 
-    def run_op(self, op: Op) -> None:
+    def run_op(self, op: Op, over: str = "") -> None:
+        """`over`: the storage that its output is written over, if any."""
         node = self.captured.nodes[op.of or op.name]
         if op.target == "lowtide.generator_state":
             self.put(
@@ -131,6 +134,8 @@ class _Lowering:
             form = again.again(node, form)
         elif meaning.is_random(node) and op.rule != "replay":
             form = Form(again.draw, (form.target, *form.args), form.kwargs)
+        if over:
+            form = forms.written_over(form, self.captured.tensors[over])
         args, kwargs = form.arguments(self.resolve, lambda added: self.now[added.name])
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])

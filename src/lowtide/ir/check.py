@@ -79,9 +79,21 @@ def _check_numbers(graph: Graph) -> None:
             raise GraphError(f"op %{op.name} takes {op.seconds} seconds")
         if op.workspace < 0:
             raise GraphError(f"op %{op.name} has a workspace of {op.workspace} bytes")
+        for name in op.over:
+            _check_over(graph, op, name)
     for kind, size in graph.held.items():
         if size < 0:
             raise GraphError(f"{size} bytes of {kind} are held")
+
+
+def _check_over(graph: Graph, op: Op, name: str) -> None:
+    what = f"op %{op.name} may write over %{name}"
+    if name not in op.inputs:
+        raise GraphError(f"{what}, which it does not read")
+    if len(op.outputs) != 1 or graph.is_view(op) or graph.value[name].is_view:
+        raise GraphError(f"{what}: only for one whole storage by another")
+    if graph.value[name].bytes != graph.value[op.outputs[0]].bytes:
+        raise GraphError(f"{what}, which has another size than what it makes")
 
 
 def _check_segments(graph: Graph) -> None:

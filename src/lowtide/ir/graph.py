@@ -92,6 +92,9 @@ class Op:
     """Empty for captured ops; else the rule that added this maker."""
     of: str = ""
     """For a rule's op, the captured op it is another form of."""
+    over: tuple[str, ...] = ()
+    """Inputs over which its one output may be written, the best first. The first whose copy was made in the same segment and is not
+    read any more gives up its memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,8 @@ class Graph:
 
     def as_captured(self) -> Graph:
         """Without anything that rules added."""
-        return self.without({o.name for o in self.ops if o.rule})
+        left = self.without({o.name for o in self.ops if o.rule})
+        return left.with_ops(replace(o, over=()) if o.over else o for o in left.ops)
 
 
 def home_segment(graph: Graph, op: Op, segment: int) -> bool:

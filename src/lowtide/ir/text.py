@@ -107,6 +107,8 @@ def _facts(graph: Graph, op: Op, program: Program | None) -> str:
         facts.append("runs once")
     if op.rule:
         facts.append(f"rule {op.rule}")
+    if op.over:
+        facts.append("over " + " or ".join(f"%{name}" for name in op.over))
     if op.source:
         facts.append(op.source)
     if program is not None and not graph.is_view(op):

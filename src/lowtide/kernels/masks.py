@@ -13,7 +13,15 @@ from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, flat, loop, spread
 
-__all__ = ["masked", "pack_above", "pack_inside", "pack_true", "scaled"]
+__all__ = [
+    "masked",
+    "masked_over",
+    "pack_above",
+    "pack_inside",
+    "pack_true",
+    "scaled",
+    "scaled_over",
+]
 
 _LOOPED = (torch.float32, torch.float64)
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -59,9 +67,17 @@ def pack_true(mask: Tensor) -> Tensor:
 @torch.library.custom_op("lowtide::masked", mutates_args=())
 def masked(gradient: Tensor, bits: Tensor) -> Tensor:
     """The gradient where the bit is set, else zero."""
+    return _masked_into(torch.empty_like(gradient), gradient, bits)
+
+
+def masked_over(gradient: Tensor, bits: Tensor) -> Tensor:
+    """The same, written over the gradient."""
+    return _masked_into(gradient, gradient, bits)
+
+
+def _masked_into(made: Tensor, gradient: Tensor, bits: Tensor) -> Tensor:
     if not COMPILED or gradient.device.type != "cpu":
-        return torch.where(_unpacked(bits, gradient), gradient, 0)
-    made = torch.empty_like(gradient)
+        return made.copy_(torch.where(_unpacked(bits, gradient), gradient, 0))
     whole = _WHOLE[gradient.element_size()]
     spread(_masked, len(bits), flat(gradient.view(whole)), bits.numpy(), flat(made.view(whole)))
     return made
@@ -70,9 +86,17 @@ def masked(gradient: Tensor, bits: Tensor) -> Tensor:
 @torch.library.custom_op("lowtide::scaled", mutates_args=())
 def scaled(gradient: Tensor, bits: Tensor, on: float, off: float) -> Tensor:
     """The gradient times one number where the bit is set, else times the other."""
+    return _scaled_into(torch.empty_like(gradient), gradient, bits, on, off)
+
+
+def scaled_over(gradient: Tensor, bits: Tensor, on: float, off: float) -> Tensor:
+    """The same, written over the gradient."""
+    return _scaled_into(gradient, gradient, bits, on, off)
+
+
+def _scaled_into(made: Tensor, gradient: Tensor, bits: Tensor, on: float, off: float) -> Tensor:
     if not _looped(gradient):
-        return torch.where(_unpacked(bits, gradient), gradient * on, gradient * off)
-    made = torch.empty_like(gradient)
+        return made.copy_(torch.where(_unpacked(bits, gradient), gradient * on, gradient * off))
     values = flat(gradient)
     kind = values.dtype.type
     spread(_scaled, len(bits), values, bits.numpy(), kind(on), kind(off), flat(made))

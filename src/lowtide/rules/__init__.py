@@ -5,6 +5,7 @@ from __future__ import annotations
 from lowtide.rules.activations import FromOutput, Statistics
 from lowtide.rules.base import Exactness, Proposal, Rule, add_makers
 from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
+from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
 from lowtide.rules.pooling import Pools
 from lowtide.rules.replay import Replay
@@ -13,6 +14,7 @@ __all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
+    InPlace(),
     Masks(),
     FromOutput(),
     Statistics(),

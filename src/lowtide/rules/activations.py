@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Op
 from lowtide.rules.base import Exactness, Proposal
+from lowtide.rules.in_place import writable
 
 __all__ = ["FromOutput", "Statistics"]
 
@@ -44,7 +45,9 @@ class FromOutput:
                 if made is not None:
                     read = (op.inputs[0], made.outputs[0])
                     name = f"{op.name}.{self.name}"
-                    yield Proposal((replace(op, name=name, inputs=read, rule=self.name, of=op.name),))  # fmt: skip
+                    over = writable(graph, read[:1], op.outputs[0])
+                    form = replace(op, name=name, inputs=read, rule=self.name, of=op.name, over=over)  # fmt: skip
+                    yield Proposal((form,))
 
 
 def _original(graph: Graph, name: str) -> str:

@@ -7,8 +7,8 @@ To add one: write a frozen dataclass with `name`, `reason`, `exactness` and `pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Protocol
@@ -35,6 +35,8 @@ class Proposal:
 
     ops: tuple[Op, ...]
     values: tuple[Value, ...] = ()
+    over: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """For captured ops, the inputs over which they may be written (`Op.over`)."""
 
 
 class Rule(Protocol):
@@ -65,10 +67,13 @@ def add_makers(
     allowed = {Exactness.EXACT, *map(Exactness, allow)}
     proposed: dict[str, list[Op]] = {}
     values = list(graph.values)
+    over: dict[str, tuple[str, ...]] = {}
     offered = (p for rule in rules if rule.exactness in allowed for p in rule.propose(graph))
     for proposal in islice(offered, fuel):
         values += proposal.values
+        over |= proposal.over
         for op in proposal.ops:
             proposed.setdefault(op.of, []).append(op)
-    ops = (o for op in graph.ops for o in (op, *proposed.get(op.name, ())))
+    captured = (replace(o, over=over[o.name]) if o.name in over else o for o in graph.ops)
+    ops = (o for op in captured for o in (op, *proposed.get(op.name, ())))
     return replace(graph, ops=tuple(ops), values=tuple(values))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
+from lowtide.rules.in_place import writable
 
 __all__ = ["Masks"]
 
@@ -36,9 +37,9 @@ class Masks:
                 decides = graph.value[op.inputs[1]]
                 made = graph.makers.get(decides.storage, ())
                 if made and made[0].segment < op.segment:
-                    yield self.packed(op, decides, made[0])
+                    yield self.packed(graph, op, decides, made[0])
 
-    def packed(self, op: Op, decides: Value, maker: Op) -> Proposal:
+    def packed(self, graph: Graph, op: Op, decides: Value, maker: Op) -> Proposal:
         name = f"{op.name}.bits"
         count = decides.elements
         bits = Value(name, (count + 7) // 8, name, Kind.ACTIVATION, decides.layer, f"u8[{(count + 7) // 8}]")  # fmt: skip
@@ -47,5 +48,8 @@ class Masks:
             layer=maker.layer, source=maker.source, rule=self.name, of=maker.name,
         )  # fmt: skip
         inputs = (op.inputs[0], name)
-        masked = replace(op, name=f"{op.name}.masked", inputs=inputs, rule=self.name, of=op.name)
+        masked = replace(
+            op, name=f"{op.name}.masked", inputs=inputs, rule=self.name, of=op.name,
+            over=writable(graph, op.inputs[:1], op.outputs[0]),
+        )  # fmt: skip
         return Proposal((pack, masked), (bits,))

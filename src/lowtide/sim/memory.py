@@ -7,6 +7,8 @@ The rules, all of them:
 - The base is what the caller holds all step long: parameters, buffers, optimizer state, the batch.
 - While an op runs, its inputs, its outputs and its workspace exist, besides all storages that are read later.
 - A storage goes right after its last reader. Outputs nobody reads go right after the op that made them.
+- An op that may write over an input does so where that input's copy was made in the same segment, is not read any more and is not
+  the caller's: then the two are never there at once.
 - An op that runs again makes a new copy. Later readers read the newest copy, so an older one goes after its last
   reader.
 - An op none of whose outputs is read later, and that has no effect, does not run.
@@ -29,7 +31,7 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program
 from lowtide.ir.storages import Folded, fold
 
-__all__ = ["Copy", "Moment", "Timeline", "simulate"]
+__all__ = ["Copy", "Moment", "Timeline", "simulate", "written_over"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,16 @@ def simulate(graph: Graph, program: Program) -> Timeline:
     return Timeline(graph, ran, tuple(moments), base, tuple(arrivals), walk.kept(), seconds)
 
 
+def written_over(graph: Graph, program: Program) -> list[list[str]]:
+    """For each op of each segment the storage that its output is written over, or none. Without dead ops, as `Timeline.program` is."""
+    walk = _Walk(graph, fold(graph), program)
+    starts = [0, *(end + 1 for end in walk.ends)]
+    return [
+        [walk.over.get(slot, "") for slot in range(start + 1, start + 1 + len(names))]
+        for start, names in zip(starts, program.steps)
+    ]
+
+
 def _callers(graph: Graph, segment: int) -> frozenset[str]:
     """Storages in the base that may be read in this segment. A buffer that forward overwrites weighs the same in
     backward, but what forward read is no longer in it."""
@@ -158,20 +170,31 @@ class _Walk:
         self.ends: list[int] = []
         """The slot of each segment's end."""
         self.newest: dict[str, int] = {}
+        self.arrived: set[int] = set()
         self.held: list[tuple[int, int]] = []
         """Copies the caller holds, with the segment at whose end it lets go."""
+        self.may: list[tuple[int, list[int]]] = []
+        """For the slot of an op that may write over inputs, their copies."""
+        self.over: dict[int, str] = {}
+        """For the slot of an op that does, the storage."""
         for segment, names in enumerate(program.steps):
             start = self.ends[-1] + 1 if self.ends else 0
             self.run_segment(segment, names, start)
             self.ends.append(start + len(names) + 1)
         for copy, until in self.held:
             self.last[copy] = max(self.last[copy], self.ends[min(until, len(self.ends) - 1)])
+        for slot, copies in self.may:
+            gone = next((c for c in copies if self.last[c] == slot), None)
+            if gone is not None:
+                self.last[gone] = slot - 1
+                self.over[slot] = self.storage[gone]
 
     def run_segment(self, segment: int, names: tuple[str, ...], start: int) -> None:
         callers = _callers(self.graph, segment)
         for storage, since in self.folded.arrives.items():
             if since == segment:
                 self.newest[storage] = self.make(storage, segment, start)
+                self.arrived.add(self.newest[storage])
         self.run_ops(segment, names, start + 1, callers)
         for required in self.graph.required:
             storage = self.graph.storage(required.value)
@@ -183,7 +206,7 @@ class _Walk:
     def run_ops(
         self, segment: int, names: tuple[str, ...], start: int, callers: frozenset[str]
     ) -> None:
-        makes, reads = self.folded.makes, self.folded.reads
+        makes, reads, op = self.folded.makes, self.folded.reads, self.graph.op
         newest, last = self.newest, self.last
         for slot, name in enumerate(names, start):
             for storage in reads[name]:
@@ -192,6 +215,11 @@ class _Walk:
                 if storage not in newest:
                     raise self.missing(storage, f"is read by %{name} in", segment)
                 last[newest[storage]] = slot
+            if op[name].over:
+                own = (newest[s] for s in op[name].over if s in newest and s not in callers)
+                self.may.append(
+                    (slot, [c for c in own if segment == self.segment[c] and c not in self.arrived])
+                )
             for storage in makes[name]:
                 copy = self.make(storage, segment, slot)
                 if storage not in callers:
@@ -223,6 +251,8 @@ class _Walk:
             during.append(now + more)
             now += more - less
             after.append(now)
+        for slot, storage in self.over.items():
+            after[slot - 1] += size[storage]  # until the next op begins, it is still there
         return during, after
 
     def kept(self) -> tuple[frozenset[str], ...]:

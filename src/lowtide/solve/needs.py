@@ -119,7 +119,8 @@ class Needs:
         found = []
         for form in self.forms(op):
             own = np.unique(np.concatenate([problem.reads[form], problem.makes[form]]))
-            found.append(int(problem.bytes[own].sum()) + int(problem.workspace[form]))
+            over = int(problem.bytes[problem.over[form]].max(initial=0))
+            found.append(int(problem.bytes[own].sum()) + int(problem.workspace[form]) - over)
         return min(found)
 
 

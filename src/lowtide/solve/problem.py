@@ -46,6 +46,8 @@ class Problem:
     effect: Flags
     reads: Lists
     makes: Lists
+    over: Lists
+    """For each op the storages over which its output may be written."""
     makers: Lists
     """For each storage the ops that may make it again, those that make least besides it first."""
     narrower: Lists
@@ -137,6 +139,7 @@ def make_problem(graph: Graph) -> Problem:
         effect=np.concatenate([[o.effect for o in ops], nothing == 0]).astype(np.bool_),
         reads=pack(reads),
         makes=pack(makes),
+        over=pack([numbers(o.over) for o in ops] + [[] for _ in returns]),
         makers=pack(makers),
         narrower=pack(_narrower(ops, op_number, reads, makes)),
         ways=ways,

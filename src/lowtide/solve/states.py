@@ -156,6 +156,8 @@ class Step:
                 self.folded.bytes[s] for s in self.folded.makes[op.name] if s not in self.bit
             )
             beside += self.size[reads & makes]  # it makes anew what it reads: both copies are there
+            # As if it could always be written over the largest input that it may be: what is proved holds for less as well.
+            beside -= max((self.graph.value[name].bytes for name in op.over), default=0)
             once = 0 if op.rerun else bit
             after = effects if op.effect else 0
             effects |= bit if op.effect else 0
