@@ -86,7 +86,7 @@ def test_where_nothing_fits_the_smallest_is_the_answer(baseline: Baseline) -> No
 def test_they_are_valid_and_never_beat_the_optimum(graph: Graph, share: float) -> None:
     budget = int(peak_of(graph) * share)
     best = exact(graph, budget)
-    assert best.proved
+    assert best.proved or any(op.over for op in graph.ops)
     for baseline in (checkmate, monet):
         try:
             timeline = run(graph, baseline(graph, budget))
@@ -94,7 +94,7 @@ def test_they_are_valid_and_never_beat_the_optimum(graph: Graph, share: float) -
             assert "no solution" in str(error)  # noqa: PT017
             continue
         if timeline.peak <= budget:
-            assert timeline.seconds >= best.seconds
+            assert timeline.seconds >= best.bound
 
 
 def test_monet_chooses_the_form_that_fits() -> None:

@@ -38,7 +38,8 @@ _COMPARED = 400
 @dataclass(frozen=True)
 class Exact:
     program: Program | None
-    """A fastest one within the budget; none if there is none, or if the search was cut short."""
+    """A fastest one within the budget; none if there is none, if the search was cut short, or if what it found could write over
+    less than it thought."""
     seconds: float
     """Infinite without a program."""
     bound: float
@@ -66,6 +67,8 @@ def exact(graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = 
         least = max(least, search.bound)
         if end is not None:
             timeline = simulate(graph, search.program(end))
+            if timeline.peak > budget:  # states take writing over an input for always possible
+                return Exact(None, math.inf, timeline.seconds, False, used)
             return Exact(timeline.program, timeline.seconds, timeline.seconds, True, used)
         if search.stopped:
             return Exact(None, math.inf, _seconds(least, faster_than), False, used)

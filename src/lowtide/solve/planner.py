@@ -180,10 +180,7 @@ class _Planning:
             return None
         if answer.bound < math.inf:
             self.bound = max(self.bound, answer.bound)
-        fits = (
-            answer.program is not None and simulate(self.graph, answer.program).peak <= self.budget
-        )
-        if answer.program is not None and fits and solver == "exact":
+        if answer.program is not None and solver == "exact":
             why = f"{ops} ops are few enough to prove it: no program within the budget is faster"
             return self.result(answer.program, floor, why, "exact")
         if answer.proved and answer.program is None:
