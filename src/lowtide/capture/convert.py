@@ -177,7 +177,12 @@ class _Converter:
 
     def value(self, name: str, node: fx.Node, tensor: torch.Tensor, kind: Kind) -> str:
         key = meaning.storage_key(tensor)
-        storage = self.owner.setdefault(key, name)
+        if key not in self.owner:
+            # A view of a call that was merged with an equal one still has that one's storage.
+            source = meaning.viewed(node)
+            below = self.values.get(source.name) if source is not None else None
+            self.owner[key] = below.storage if below is not None else name
+        storage = self.owner[key]
         self.values[name] = Value(
             name=name,
             bytes=self.bytes(node, tensor) if storage == name else 0,

@@ -6,6 +6,7 @@ follows PyTorch releases, kept apart from the conversion, which does not change 
 
 from __future__ import annotations
 
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ __all__ = [
     "target_name",
     "trained_primals",
     "updates_statistics",
+    "viewed",
 ]
 
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "fsdp", "symm_mem")
@@ -223,6 +225,14 @@ def device(node: fx.Node) -> torch.device:
         if isinstance(leaf, torch.Tensor):
             return leaf.device
     return torch.device("cpu")
+
+
+def viewed(node: fx.Node) -> fx.Node | None:
+    """What a call takes a view of; of an element, what its call does."""
+    call = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(call, fx.Node) or not getattr(call.target, "is_view", False) or not call.args:
+        return None
+    return call.args[0] if isinstance(call.args[0], fx.Node) else None
 
 
 def storage_key(tensor: torch.Tensor) -> int:
