@@ -13,16 +13,21 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.ir.program import Program
 from lowtide.plan.plan import Plan
+from lowtide.rules import DEFAULT_RULES, Rule
+from lowtide.rules.replay import Replay
 from tests.training import QUICK, differences, fit_or_floor, loss_of, step_results, targets
 
 pytestmark = pytest.mark.usefixtures("estimated")
 
 
 def planned(
-    model: nn.Module, args: tuple[Tensor, ...], budget: str = "60%"
+    model: nn.Module,
+    args: tuple[Tensor, ...],
+    budget: str = "60%",
+    rules: tuple[Rule, ...] = DEFAULT_RULES,
 ) -> tuple[nn.Module, Plan]:
     fitted = copy.deepcopy(model)
-    return fitted, fit_or_floor(fitted, args, budget, seconds=1.0)
+    return fitted, fit_or_floor(fitted, args, budget, seconds=1.0, rules=rules)
 
 
 def again(plan: Plan, target: str) -> bool:
@@ -63,7 +68,7 @@ RANDOM = {
 @pytest.mark.parametrize("layer", RANDOM)
 def test_random_numbers_are_the_same_again(layer: str):
     model, args = Dropouts(layer), (torch.randn(128, 8),)
-    fitted, plan = planned(model, args, "45%")
+    fitted, plan = planned(model, args, "45%", (Replay(),))
     # What came out of rand is compared at once: the planner may keep that mask, a quarter of the numbers.
     assert again(plan, RANDOM[layer]) or (layer == "rand" and plan.recomputed), plan.recomputed
     assert differences(model, fitted, args) == []
@@ -136,7 +141,7 @@ class ReadThenMutate(nn.Module):
 
 def test_a_buffer_mutated_after_it_was_read():
     model, args = ReadThenMutate(), (torch.randn(64, 32),)
-    fitted, plan = planned(model, args)
+    fitted, plan = planned(model, args, rules=())
     assert again(plan, "tanh"), plan.recomputed
     assert differences(model, fitted, args) == []
 
@@ -185,7 +190,7 @@ class GatedByCopy(nn.Module):
 
 def test_a_copy_of_a_mutated_buffer_is_not_taken_again_too_late():
     model, args = GatedByCopy(), (torch.randn(64, 32),)
-    fitted, plan = planned(model, args, "50%")
+    fitted, plan = planned(model, args, rules=())
     assert plan.recomputed
     assert differences(model, fitted, args) == []
 

@@ -14,7 +14,7 @@ from lowtide.errors import PlanMismatchError
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
 from lowtide.measure import price, probe
 from lowtide.plan.plan import Plan
-from lowtide.rules.convolution import ChannelsLast, Transposed
+from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
 from lowtide.solve.problem import make_problem
 from lowtide.solve.search import Search
 from tests.training import differences, fit_or_floor
@@ -66,6 +66,9 @@ def test_channels_last_operands_give_the_parameter_gradients(case: tuple[int, ..
         assert one.stride() == other.stride(), "AccumulateGrad copies what is laid out otherwise"
 
 
+CONVOLUTION = (ChannelsLast(), SplitBackward(), Transposed())
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +86,7 @@ def images(size: int = 48) -> tuple[Tensor]:
 @pytest.fixture
 def lean() -> Plan:
     """Everything kept, and every convolution's backward in the way that needs the least memory."""
-    plan = lowtide.fit(Net(), images(), budget="100%", seconds=0.2)
+    plan = lowtide.fit(Net(), images(), budget="100%", rules=CONVOLUTION, seconds=0.2)
     search = Search(make_problem(plan.graph))
     answers = search.player.play(search.problem.gaps.start_state, search.player.lean_choice())
     assert answers is not None
@@ -95,7 +98,7 @@ def used_rules(plan: Plan) -> set[str]:
 
 
 def test_both_are_offered_where_they_pay():
-    plan = lowtide.fit(Net(), images(), budget="100%", seconds=0.2)
+    plan = lowtide.fit(Net(), images(), budget="100%", rules=CONVOLUTION, seconds=0.2)
     rules = {op.rule for op in plan.graph.ops}
     assert {"split", "transposed", "channels_last"} <= rules
     copies = [v for v in plan.graph.values if v.name.endswith(".channels_last")]

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from lowtide.capture import meaning
+from lowtide.capture.rows import row_inputs
 from lowtide.ir.graph import Graph, Kind, Op, Outside, Required, Segment, Value
 
 __all__ = ["Captured", "convert", "hint_bytes", "value_spec"]
@@ -135,6 +136,7 @@ class _Converter:
                 source=meaning.source_line(node),
                 rerun=not effect and meaning.may_rerun(node),
                 effect=effect,
+                rows=tuple(n.name for n in row_inputs(node) if n.name in inputs),
             )
         )
         self.nodes[node.name] = node

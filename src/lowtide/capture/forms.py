@@ -15,17 +15,19 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
+from lowtide.capture.slicing import sliced
 from lowtide.errors import GraphError
 from lowtide.ir.graph import Graph, Op
 from lowtide.kernels import masks
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
+from lowtide.kernels.layout import channels_first_over, channels_last_over
 from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pooling import gradient_without_input
 from lowtide.kernels.statistics import normalised
 
 _ops = torch.ops.lowtide
 
-__all__ = ["Added", "Form", "form_of", "without_formless", "written_over"]
+__all__ = ["Added", "Form", "captured_form", "form_of", "without_formless", "written_over"]
 
 
 class Form(NamedTuple):
@@ -63,6 +65,9 @@ def without_formless(captured: Captured, graph: Graph) -> Graph:
 
 
 def _writable(captured: Captured, op: Op) -> Op:
+    if op.target in ("lowtide.copy", "lowtide.copy_back"):
+        original = captured.tensors[op.over[0] if op.target == "lowtide.copy" else op.outputs[0]]
+        return op if original.meta["val"].is_contiguous() else replace(op, over=())
     made = captured.tensors[op.outputs[0]].meta["val"]
     given = {name: captured.tensors[name].meta["val"] for name in op.over}
     same = [
@@ -73,11 +78,16 @@ def _writable(captured: Captured, op: Op) -> Op:
     return replace(op, over=tuple(same))
 
 
-def written_over(form: Form, node: fx.Node) -> Form:
-    """The same call with its result in the place of one of its tensors."""
+def written_over(form: Form, node: fx.Node | None) -> Form:
+    """The same call with its result in the place of one of its tensors; none where that is a value which a rule added."""
     if form.target in _OVER:
         return Form(_OVER[form.target], form.args, form.kwargs)
-    packet = form.target.overloadpacket  # type: ignore[attr-defined]
+    if form.target is torch.ops.aten.clone.default:
+        there = form.kwargs["memory_format"] is torch.channels_last
+        return Form(channels_last_over if there else channels_first_over, form.args, {})
+    if not isinstance(form.target, torch._ops.OpOverload):
+        return Form(form.target, form.args, {**form.kwargs, "over": node})
+    packet = form.target.overloadpacket
     name = "grad_input" if "grad_input" in packet.overloads() else "out"
     return Form(getattr(packet, name), form.args, {**form.kwargs, name: node})
 
@@ -113,13 +123,18 @@ def _transposed(captured: Captured, op: Op, plain: Form) -> Form | None:
 
 
 def _channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
+    if op.target == "lowtide.copy_back":
+        original = captured.tensors[op.outputs[0]]
+        copy = Added(op.inputs[0], _clone(original, torch.channels_last))
+        plainly = original.meta["val"].is_contiguous()
+        return _clone(copy, torch.contiguous_format) if plainly else None
     gradient, given, weight, *rest = plain.args
     copies = {node.name: _copy(op, node) for node in (gradient, given)}
     if any(copy is None for copy in copies.values()):
         return None
     if op.target == "lowtide.copy":
-        copy = copies[op.inputs[0]]
-        return copy and copy.form
+        added = copies[op.inputs[0]]
+        return added and added.form
     mask = _mask(captured, op, plain)
     return Form(parameter_gradients, (*copies.values(), weight, *rest[:-1], mask), {})
 
@@ -127,11 +142,13 @@ def _channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
 def _copy(op: Op, node: fx.Node) -> Added | None:
     """As `rules/convolution.py` names it; None where the tensor has no such layout, or lies in it already."""
     tensor = node.meta["val"]
-    layout = torch.channels_last
-    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=layout):
+    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
         return None
-    clone = Form(torch.ops.aten.clone.default, (node,), {"memory_format": layout})
-    return Added(f"{op.of}.{node.name}.{op.rule}", clone)
+    return Added(f"{op.of}.{node.name}.{op.rule}", _clone(node, torch.channels_last))
+
+
+def _clone(original: fx.Node | Added, layout: torch.memory_format) -> Form:
+    return Form(torch.ops.aten.clone.default, (original,), {"memory_format": layout})
 
 
 def _one_bit(captured: Captured, op: Op, plain: Form) -> Form | None:
@@ -139,6 +156,8 @@ def _one_bit(captured: Captured, op: Op, plain: Form) -> Form | None:
     name = op.name.rpartition(".")[0]
     backward = captured.nodes[name]
     gradient, decides, *numbers = backward.args
+    if op.target == "lowtide.pack":
+        decides = captured.tensors[op.inputs[0]]
     given, made = decides.meta["val"], gradient.meta["val"]
     if given.stride() != made.stride() or not _dense(given):
         return None
@@ -218,6 +237,26 @@ def _pool(captured: Captured, op: Op, plain: Form) -> Form | None:
     return Form(_ops.pool_gradient.default, (*read, sizes, kernel, stride, padding), {})
 
 
+def _slices(captured: Captured, op: Op, plain: Form) -> Form | None:
+    last = None
+    if plain.target is torch.ops.aten.convolution_backward.default:
+        last = _transposed(captured, op, plain)
+        if last is None:
+            return None
+    count = int(op.target.rpartition(".")[2])
+    call = sliced(captured, op, count, last)
+    return call and Form(*call)
+
+
+def captured_form(captured: Captured, op: Op) -> Form | None:
+    """What a rule's op is to give the same bits as: the captured op, or all of a region's at once."""
+    whole = form_of(captured, captured.graph.op[op.of])
+    if op.rule != "slices" or captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default:  # fmt: skip
+        return whole
+    call = sliced(captured, op, 1)
+    return call and Form(*call)
+
+
 def _pair(numbers: Any) -> list[int]:
     return [*numbers] * 2 if len(numbers) == 1 else [*numbers]
 
@@ -230,6 +269,7 @@ _FORMS: dict[str, Callable[[Captured, Op, Form], Form | None]] = {
     "from_output": _from_output,
     "statistics": _statistics,
     "pool": _pool,
+    "slices": _slices,
 }
 _OVER: dict[Any, Callable[..., Any]] = {
     _ops.masked.default: masks.masked_over,

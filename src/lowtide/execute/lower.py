@@ -135,7 +135,7 @@ class _Lowering:
         elif meaning.is_random(node) and op.rule != "replay":
             form = Form(again.draw, (form.target, *form.args), form.kwargs)
         if over:
-            form = forms.written_over(form, self.captured.tensors[over])
+            form = forms.written_over(form, self.captured.tensors.get(over))
         args, kwargs = form.arguments(self.resolve, lambda added: self.now[added.name])
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])

@@ -81,6 +81,9 @@ def _check_numbers(graph: Graph) -> None:
             raise GraphError(f"op %{op.name} has a workspace of {op.workspace} bytes")
         for name in op.over:
             _check_over(graph, op, name)
+        for name in op.rows:
+            if name not in op.inputs:
+                raise GraphError(f"op %{op.name} goes by rows of %{name}, which it does not read")
     for kind, size in graph.held.items():
         if size < 0:
             raise GraphError(f"{size} bytes of {kind} are held")

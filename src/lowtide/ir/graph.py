@@ -95,6 +95,9 @@ class Op:
     over: tuple[str, ...] = ()
     """Inputs over which its one output may be written, the best first. The first whose copy was made in the same segment and is not
     read any more gives up its memory."""
+    rows: tuple[str, ...] = ()
+    """Inputs that go along with the outputs, a part of whose first axis can be made from the same part of theirs (and the whole of the
+    other inputs). None where rows depend on each other."""
 
 
 @dataclass(frozen=True, slots=True)

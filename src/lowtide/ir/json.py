@@ -101,7 +101,7 @@ _TABLES = (
     _table(
         "ops", Op, name=_text, target=_text, inputs=_names, outputs=_names, segment=_count,
         seconds=_number, workspace=_count, layer=_text, source=_text, signature=_text,
-        rerun=_flag, effect=_flag, rule=_text, of=_text, over=_names,
+        rerun=_flag, effect=_flag, rule=_text, of=_text, over=_names, rows=_names,
     ),
 )  # fmt: skip
 _COLUMNS = {table.name: [*table.columns] for table in _TABLES}

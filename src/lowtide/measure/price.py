@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import Added, Form, form_of, without_formless
+from lowtide.capture.forms import Added, Form, captured_form, form_of, without_formless
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
 from lowtide.measure.probe import same_bits
@@ -41,7 +41,7 @@ def price(
     calls = {o.name: _call(_form(captured, o)) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
     graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
-    priced = graph.with_ops(_priced(o, calls, costs) for o in graph.ops)
+    priced = graph.with_ops(_priced(graph, o, calls, costs) for o in graph.ops)
     priced = priced.with_ops(_not_faster(priced))
     return priced.without(_outdone(priced))
 
@@ -53,9 +53,9 @@ def other_bits(
     found: set[str] = set()
     for op in ops:
         if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
-            plain, form = _form(captured, graph.op[op.of]), form_of(captured, op)
-            wanted = [captured.elements[name] for name in op.outputs]
-            if form is None or not same_bits(plain, form, wanted, _call, store):
+            plain, form = captured_form(captured, op), form_of(captured, op)
+            wanted = [captured.elements.get(name) for name in op.outputs]
+            if not plain or not form or not same_bits(plain, form, wanted, _call, store):
                 found.add(op.name)
     return found
 
@@ -72,11 +72,16 @@ def _outdone(graph: Graph) -> set[str]:
             gone.update(
                 other.name
                 for other in found
-                if set(one.inputs) < set(other.inputs)
-                and one.workspace <= other.workspace
-                and one.seconds <= other.seconds * _ALIKE
+                if one.workspace <= other.workspace and _from_less(one, other)
             )
     return gone
+
+
+def _from_less(one: Op, other: Op) -> bool:
+    if set(one.inputs) < set(other.inputs):
+        return one.seconds <= other.seconds * _ALIKE
+    better = (one.workspace, one.seconds, one.name) < (other.workspace, other.seconds, other.name)
+    return set(one.inputs) == set(other.inputs) and one.seconds <= other.seconds and better
 
 
 def _not_faster(graph: Graph) -> Iterable[Op]:
@@ -116,7 +121,7 @@ def _fake(added: Added) -> torch.Tensor:
     return made
 
 
-def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:
+def _priced(graph: Graph, op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:
     call = calls.get(op.name)
     if call is None:
         return replace(
@@ -124,6 +129,13 @@ def _priced(op: Op, calls: Mapping[str, Call], costs: Mapping[str, Cost]) -> Op:
         )
     cost = costs[call.signature]
     extra = 4 * _STATE_SECONDS if op.rule == "replay" else 0.0
-    return replace(
-        op, seconds=cost.seconds + extra, workspace=cost.workspace, signature=call.signature
-    )
+    workspace = max(cost.workspace, _beside(graph, op))
+    return replace(op, seconds=cost.seconds + extra, workspace=workspace, signature=call.signature)
+
+
+def _beside(graph: Graph, op: Op) -> int:
+    """Bytes that a copy in place needs, which is not how it was measured: those of one sample."""
+    if not op.over or op.target not in ("lowtide.copy", "lowtide.copy_back"):
+        return 0
+    copied = graph.value[op.outputs[0]]
+    return copied.bytes // max(copied.shape[0], 1)

@@ -86,4 +86,4 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.stride() != other.stride() or one.dtype != other.dtype or one.shape != other.shape:
         return False
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in (one, other)]
-    return torch.equal(*(t.contiguous().view(torch.uint8) for t in flat))
+    return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in flat))

@@ -62,10 +62,12 @@ class Rule(Protocol):
 def add_makers(
     graph: Graph, rules: Sequence[Rule], allow: Sequence[str] = (), fuel: int | None = None
 ) -> Graph:
-    """The graph with what the allowed rules propose, each op right after the captured op it is another form of. With `fuel`,
-    only the first so many proposals: to find a wrong one by halving."""
+    """The graph with what the allowed rules propose, each op right after the captured op it is another form of, or after the rules' op
+    that makes what it reads. With `fuel`, only the first so many proposals: to find a wrong one by halving."""
     allowed = {Exactness.EXACT, *map(Exactness, allow)}
-    proposed: dict[str, list[Op]] = {}
+    place = {op.name: number for number, op in enumerate(graph.ops)}
+    after: dict[str, int] = {}
+    proposed: dict[int, list[Op]] = {}
     values = list(graph.values)
     over: dict[str, tuple[str, ...]] = {}
     offered = (p for rule in rules if rule.exactness in allowed for p in rule.propose(graph))
@@ -73,7 +75,9 @@ def add_makers(
         values += proposal.values
         over |= proposal.over
         for op in proposal.ops:
-            proposed.setdefault(op.of, []).append(op)
+            number = max(place[op.of], *(after.get(name, 0) for name in op.inputs), 0)
+            proposed.setdefault(number, []).append(op)
+            after |= {value.name: number for value in proposal.values if value.name in op.outputs}
     captured = (replace(o, over=over[o.name]) if o.name in over else o for o in graph.ops)
-    ops = (o for op in captured for o in (op, *proposed.get(op.name, ())))
+    ops = (o for number, op in enumerate(captured) for o in (op, *proposed.get(number, ())))
     return replace(graph, ops=tuple(ops), values=tuple(values))

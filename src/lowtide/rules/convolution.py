@@ -6,7 +6,8 @@
 - **Transposed**: the input's gradient is the transposed convolution of the output's. Unlike the backward op it does not ask for
   the input, which may be long gone.
 - **Channels last**: the parameters' gradients from channels-last copies. Kernels for plain tensors first copy both operands
-  into a layout of their own, as workspace, while the originals wait; here each original can go as soon as it is copied.
+  into a layout of their own, as workspace, while the originals wait; here each original can go as soon as it is copied, or is
+  copied in place, sample by sample, and back again where it is still needed.
 
 The last two call other kernels, so they are exact only where a probe on the device says so.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
+from lowtide.rules.in_place import writable
 
 __all__ = ["ChannelsLast", "SplitBackward", "Transposed"]
 
@@ -75,14 +77,22 @@ class ChannelsLast:
                 continue
             copies = [self.copied(op, value) for value in (given, gradient)]
             read = (copies[1].name, copies[0].name, weight.name)
+            added = tuple(copies)
             ops = [
-                replace(
-                    _form(op, self.name, f"{value.name}.{self.name}", (value.name,), (copy.name,)),
-                    target="lowtide.copy",
-                )
-                for value, copy in zip((given, gradient), copies, strict=True)
+                copy
+                for value, copied in zip((given, gradient), copies, strict=True)
+                for copy in self.copies(graph, op, value, copied)
             ]
-            yield Proposal((*ops, _form(op, self.name, self.name, read, made)), tuple(copies))
+            yield Proposal((*ops, _form(op, self.name, self.name, read, made)), added)
+
+    def copies(self, graph: Graph, op: Op, value: Value, copied: Value) -> Iterator[Op]:
+        over = writable(graph, (value.name,), value.name)
+        there = _form(op, self.name, f"{value.name}.{self.name}", (value.name,), (copied.name,))
+        yield replace(there, target="lowtide.copy", over=over)
+        if over:
+            maker = graph.makers[value.name][0]
+            back = _form(op, self.name, f"{value.name}.back", (copied.name,), (value.name,))
+            yield replace(back, target="lowtide.copy_back", of=maker.name, over=(copied.name,))
 
     def copied(self, op: Op, value: Value) -> Value:
         name = f"{op.name}.{value.name}.{self.name}"

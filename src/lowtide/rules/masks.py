@@ -34,8 +34,8 @@ class Masks:
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in graph.captured:
             if op.target in _ONE_BIT and op.rerun and len(op.inputs) == 2:
-                decides = graph.value[op.inputs[1]]
-                made = graph.makers.get(decides.storage, ())
+                decides = _original(graph, graph.value[op.inputs[1]])
+                made = graph.makers[decides.name]
                 if made and made[0].segment < op.segment:
                     yield self.packed(graph, op, decides, made[0])
 
@@ -53,3 +53,9 @@ class Masks:
             over=writable(graph, op.inputs[:1], op.outputs[0]),
         )  # fmt: skip
         return Proposal((pack, masked), (bits,))
+
+
+def _original(graph: Graph, value: Value) -> Value:
+    """What a view that changes nothing is of: that is there earlier."""
+    whole = graph.value[value.storage]
+    return whole if whole.spec == value.spec else value

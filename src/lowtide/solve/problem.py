@@ -230,6 +230,8 @@ def _ways(
         captured, form = op_number.get(op.of, -1), op_number[op.name]
         if captured < 0 or not again[captured].any() or not again[form, op.segment]:
             continue
+        if op.segment != ops[captured].segment:  # only later: to make it again
+            continue
         if makes[form] and set(makes[form]) <= set(makes[captured]):
             forms.setdefault(captured, []).append(form)
     ways: list[list[int]] = []
