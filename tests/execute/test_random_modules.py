@@ -13,10 +13,14 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.plan.plan import Plan
+from lowtide.rules import DEFAULT_RULES
+from lowtide.rules.slices import Slices
 from tests.execute import modules
 from tests.training import QUICK, differences
 
 pytestmark = pytest.mark.usefixtures("estimated")
+RULES = (*(r for r in DEFAULT_RULES if r.name != "slices"), Slices(least=0))
+"""Everything, for modules this small."""
 FEW = settings(
     max_examples=8,
     phases=(
@@ -37,7 +41,7 @@ def budgets(plan: Plan) -> list[int]:
 def check(model: nn.Module, args: tuple[Tensor, ...]) -> list[Plan]:
     """Plan for all budgets; every step must leave the bits of the plain model's."""
     captured = copy.deepcopy(model)
-    first = lowtide.fit(captured, args, budget="200%", **QUICK)
+    first = lowtide.fit(captured, args, budget="200%", rules=RULES, **QUICK)
     assert differences(model, captured, args) == [], "nothing planned"
     plans = []
     for budget in budgets(first):

@@ -59,8 +59,8 @@ def _found(node: fx.Node, made: torch.Tensor) -> Iterable[fx.Node]:
     target, tensors = node.target, node.all_input_nodes
     if target in _FIRST:
         return tensors[:1]
-    if target in _ALL:
-        return tensors
+    if target in _ALL:  # an attention mask may have fewer axes: then it has no rows
+        return tensors if len({_dim(n) for n in tensors}) == 1 else ()
     if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
         return [
             n for n in tensors if _dim(n) == made.dim() and _tensor(n).shape[0] == made.shape[0]

@@ -41,12 +41,14 @@ class Slices:
     reason: str = "computes a region that is small at its ends in slices, so that its inside never exists whole"
     exactness: Exactness = Exactness.EXACT
     probed: bool = True
+    least: int = 2**18
+    """Bytes below which an op is not worth a loop."""
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         sinks = [o for o in graph.captured if o.rerun and not graph.is_view(o)]
         most = max((_bytes(graph, (*o.inputs, *o.outputs)) for o in sinks), default=0)
         for op in sinks:
-            if _bytes(graph, (*op.inputs, *op.outputs)) * _WORTH < most:
+            if _bytes(graph, (*op.inputs, *op.outputs)) < max(most / _WORTH, self.least):
                 continue
             if op.target == _GRADIENT:
                 yield from self.gradient(graph, op)

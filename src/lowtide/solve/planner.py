@@ -138,7 +138,7 @@ class _Planning:
         rival = self.fastest_baseline()
         start = self.start(floor, rival)
         if start is None:
-            floor = self.search.floor(effort=self.until(0.6), seed=self.seed + 1)
+            floor = self.lower(floor)
             start = floor if floor.peak <= self.budget else None
         if start is None:
             smallest = self.search.program(floor)
@@ -185,8 +185,14 @@ class _Planning:
             return self.result(answer.program, floor, why, "exact")
         if answer.proved and answer.program is None:
             why = f"{ops} ops are few enough to prove it: no program is within the budget"
+            floor = self.lower(floor)
             return self.result(self.search.program(floor), floor, why, "exact")
         return None
+
+    def lower(self, floor: Answers) -> Answers:
+        """A smaller peak than this, if there is one: it is what a refusal names."""
+        found = self.search.floor(effort=self.until(0.6), seed=self.seed + 1)
+        return min(floor, found, key=lambda f: (f.peak, f.seconds))
 
     def start(self, floor: Answers, rival: tuple[str, Timeline] | None) -> Answers | None:
         found = [self.search.descend(self.budget, self.until(0.5).seconds)]
