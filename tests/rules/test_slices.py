@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.ir.graph import Op
+from lowtide.ir.graph import Graph, Op, Outside, Segment, Value
 from lowtide.kernels.layout import channels_first_over, channels_last_over
 from lowtide.kernels.losses import picked, picked_loss
 from lowtide.plan.plan import Plan
 from lowtide.rules import DEFAULT_RULES
-from lowtide.rules.slices import Slices
+from lowtide.rules.slices import Slices, SummedSlices
 from lowtide.solve.problem import make_problem
 from lowtide.solve.search import Search
 from tests.training import differences
@@ -182,3 +182,49 @@ def test_layouts_in_place(shape: tuple[int, ...]):
     assert torch.equal(back, before)
     assert back.is_contiguous()
     assert place == moved.data_ptr() == back.data_ptr()
+
+
+@pytest.mark.parametrize("case", ["words", "convolutions"])
+def test_sums_over_slices_are_rounded_otherwise_and_only_if_allowed(case: str):
+    torch.manual_seed(0)
+    make, batch = CASES[case]
+    model, args = make(), batch()
+    rules = (SummedSlices(least=0),)
+    options: dict[str, Any] = {"rules": rules, "seconds": 0.2, "verify": False}
+    exact = lowtide.fit(copy.deepcopy(model), args, budget="100%", **options)
+    assert exact.exact
+    assert not any(op.rule for op in exact.graph.ops)
+    plan = lowtide.fit(copy.deepcopy(model), args, budget="100%", allow="rounding", **options)
+    plan = all_in_slices(plan)
+    assert not plan.exact
+    assert any(plan.graph.op[name].rule == "summed" for name in plan.program.counts)
+    fresh = copy.deepcopy(model)
+    lowtide.apply(fresh, plan)
+    for one in (model, fresh):
+        one(*args).backward()
+    for mine, theirs in zip(model.parameters(), fresh.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_read_by_another_name_is_not_written_over(turned: bool):
+    """x and its transpose: a slice of x may go, but the transpose still reads all of it."""
+    values = [Value(n, 2**20, n, spec="f32[64, 64]") for n in ("batch", "x", "y")]
+    values.append(Value("turned", 0, "x", spec="f32[64, 64]"))
+    kernel = "turned" if turned else "batch"
+    graph = Graph(
+        values=tuple(values),
+        ops=(
+            Op("x", "aten.relu.default", ("batch",), ("x",), rows=("batch",)),
+            Op("turned", "aten.t.default", ("x",), ("turned",)),
+            Op("y", "aten.convolution.default", ("x", kernel), ("y",), rows=("x",)),
+        ),
+        segments=(Segment("forward"),),
+        outside=(Outside("batch"),),
+    )
+    offered = [p.ops[0] for p in Slices().propose(graph)]
+    alone = [op for op in offered if "x" in op.inputs and op.of == "y"]
+    assert alone
+    assert all(op.over == (() if turned else ("x",)) for op in alone)

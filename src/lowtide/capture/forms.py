@@ -23,6 +23,7 @@ from lowtide.kernels.convolution import input_gradient, output_padding, paramete
 from lowtide.kernels.layout import channels_first_over, channels_last_over
 from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pooling import gradient_without_input
+from lowtide.kernels.products import product_over_rows
 from lowtide.kernels.statistics import normalised
 
 _ops = torch.ops.lowtide
@@ -248,6 +249,17 @@ def _slices(captured: Captured, op: Op, plain: Form) -> Form | None:
     return call and Form(*call)
 
 
+def _summed(captured: Captured, op: Op, plain: Form) -> Form | None:
+    if plain.target is torch.ops.aten.convolution_backward.default:
+        mask = _mask(captured, op, plain)
+        last = Form(parameter_gradients, (*plain.args[:-1], mask), {})
+    else:
+        turned, other = plain.args
+        last = Form(product_over_rows, (turned.args[0], other), {})
+    call = sliced(captured, op, int(op.target.rpartition(".")[2]), last, summed=True)
+    return call and Form(*call)
+
+
 def captured_form(captured: Captured, op: Op) -> Form | None:
     """What a rule's op is to give the same bits as: the captured op, or all of a region's at once."""
     whole = form_of(captured, captured.graph.op[op.of])
@@ -270,6 +282,7 @@ _FORMS: dict[str, Callable[[Captured, Op, Form], Form | None]] = {
     "statistics": _statistics,
     "pool": _pool,
     "slices": _slices,
+    "summed": _summed,
 }
 _OVER: dict[Any, Callable[..., Any]] = {
     _ops.masked.default: masks.masked_over,

@@ -7,7 +7,7 @@ out: a call that runs everything between them on equal shares of the rows, one a
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -25,9 +25,11 @@ aten = torch.ops.aten
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
-def sliced(captured: Captured, op: Op, count: int, last: Call | None = None) -> Call | None:
-    """`last`: what to call in the place of the captured op. None where the region cannot be cut so. One slice is the whole, by the
-    captured calls: what the others are compared with."""
+def sliced(
+    captured: Captured, op: Op, count: int, last: Call | None = None, summed: bool = False
+) -> Call | None:
+    """`last`: what to call in the place of the captured op, first the operands that are cut: one, or two if the results are to be
+    `summed`. None where the region cannot be cut so. One slice is the whole, by the captured calls: what the others are compared with."""
     sink = captured.nodes[op.of]
     if count > 1 and sink.target is aten.nll_loss_forward.default:
         return _loss(captured, op, sink, count)
@@ -35,7 +37,7 @@ def sliced(captured: Captured, op: Op, count: int, last: Call | None = None) -> 
     whole = [sink.meta["val"] if i is None else sink.meta["val"][i] for i in wanted]
     body = _Body(captured, op, count)
     try:
-        made = body.run(sink, last)
+        made = body.run(sink) if last is None else body.end(last, 2 if summed else 1)
     except _UncutError:
         return None
     module = body.finish([made if i is None else body.element(made, i) for i in wanted])
@@ -45,6 +47,8 @@ def sliced(captured: Captured, op: Op, count: int, last: Call | None = None) -> 
     def slices(*tensors: torch.Tensor, over: torch.Tensor | None = None) -> Any:
         if count == 1:
             return placed(body.part(module, tensors, 0))
+        if summed:
+            return placed(_added(body.part(module, tensors, index) for index in range(count)))
         if over is not None:
             outputs = [over]
         else:
@@ -65,6 +69,15 @@ def sliced(captured: Captured, op: Op, count: int, last: Call | None = None) -> 
         return tuple(found)
 
     return _named(slices, module, count), tuple(node for node, _ in body.given), {}
+
+
+def _added(parts: Iterator[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+    total = [*next(parts)]
+    for part in parts:
+        for whole, one in zip(total, part, strict=True):
+            whole.add_(one)
+        del part, one  # before the next ones are made
+    return total
 
 
 def _share(tensor: torch.Tensor, index: int, count: int) -> torch.Tensor:
@@ -119,16 +132,16 @@ class _Body:
         }
         """What it may read, a slice or the whole of it."""
 
-    def run(self, node: fx.Node, last: Call | None = None) -> fx.Node:
+    def end(self, last: Call, cut: int) -> fx.Node:
+        target, args, kwargs = last
+        new = fx.map_arg(args, lambda n: self.value(n, n in args[:cut]))
+        return self.graph.call_function(target, new, kwargs)
+
+    def run(self, node: fx.Node) -> fx.Node:
         """Write the call, and before it what it needs."""
         if node not in self.made:
             if node.target is operator.getitem:
                 self.made[node] = self.element(self.run(node.args[0]), node.args[1])  # type: ignore[arg-type]
-            elif last is not None:
-                target, args, kwargs = last
-                rows = args[:1]
-                new = fx.map_arg(args, lambda n: self.value(n, n in rows))
-                self.made[node] = self.graph.call_function(target, new, kwargs)
             else:
                 rows = row_inputs(node)
                 if (not rows and self.count > 1) or node.op != "call_function":

@@ -111,6 +111,7 @@ class Session:
         check_graph(captured.graph)
         rules = DEFAULT_RULES if self.options.rules is None else self.options.rules
         graph = add_makers(captured.graph, rules, self.options.allow, settings().fuel)
+        check_graph(graph)
         probed = {rule.name for rule in rules if rule.probed}
         found = self.look_up(captured)
         if found is not None:

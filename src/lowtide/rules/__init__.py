@@ -9,7 +9,7 @@ from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
 from lowtide.rules.pooling import Pools
 from lowtide.rules.replay import Replay
-from lowtide.rules.slices import Slices
+from lowtide.rules.slices import Slices, SummedSlices
 
 __all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
@@ -24,4 +24,5 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     SplitBackward(),
     Transposed(),
     Slices(),
+    SummedSlices(),
 )

@@ -76,7 +76,7 @@ def add_makers(
         over |= proposal.over
         for op in proposal.ops:
             number = max(place[op.of], *(after.get(name, 0) for name in op.inputs), 0)
-            proposed.setdefault(number, []).append(op)
+            proposed.setdefault(number, []).append(replace(op, rows=()))  # a fact of captured ops
             after |= {value.name: number for value in proposal.values if value.name in op.outputs}
     captured = (replace(o, over=over[o.name]) if o.name in over else o for o in graph.ops)
     ops = (o for number, op in enumerate(captured) for o in (op, *proposed.get(number, ())))

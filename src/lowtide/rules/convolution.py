@@ -21,7 +21,7 @@ from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
 from lowtide.rules.in_place import writable
 
-__all__ = ["ChannelsLast", "SplitBackward", "Transposed"]
+__all__ = ["ChannelsLast", "SplitBackward", "Transposed", "parameter_gradients"]
 
 _TARGET = "aten.convolution_backward.default"
 _WORTH = 8
@@ -71,7 +71,7 @@ class ChannelsLast:
         largest = max((_bytes(graph, op) for op in found), default=0)
         for op in found:
             gradient, given, weight = (graph.value[v] for v in op.inputs[:3])
-            made = _parameter_gradients(graph, op)
+            made = parameter_gradients(graph, op)
             small = _bytes(graph, op) * _WORTH < largest
             if small or not made or gradient.is_view or given.is_view:
                 continue
@@ -129,7 +129,8 @@ def _makes_input_gradient(graph: Graph, op: Op) -> bool:
     return len(made) >= 2 and made[0] == given and made[1] == weight
 
 
-def _parameter_gradients(graph: Graph, op: Op) -> tuple[str, ...]:
+def parameter_gradients(graph: Graph, op: Op) -> tuple[str, ...]:
+    """Of a convolution's backward, the outputs besides the input's gradient."""
     if _makes_input_gradient(graph, op):
         return op.outputs[1:]
     alone = graph.value[op.outputs[0]].spec == graph.value[op.inputs[2]].spec
