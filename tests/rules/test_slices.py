@@ -228,3 +228,16 @@ def test_what_is_read_by_another_name_is_not_written_over(turned: bool):
     alone = [op for op in offered if "x" in op.inputs and op.of == "y"]
     assert alone
     assert all(op.over == (() if turned else ("x",)) for op in alone)
+
+
+def test_a_refusal_says_what_rounding_would_reach():
+    rules = (Slices(least=0), SummedSlices(least=0))
+    options: dict[str, Any] = {"rules": rules, "seconds": 4.0, "verify": False}
+    with pytest.raises(lowtide.BudgetError) as refused:
+        lowtide.fit(Words(), sentences(), budget="10%", **options)
+    (line,) = (n for n in str(refused.value).splitlines() if n.strip().startswith("or "))
+    assert 'allow=("rounding",) reaches' in line
+    with pytest.raises(lowtide.BudgetError) as rounded:
+        lowtide.fit(Words(), sentences(), budget="10%", allow="rounding", **options)
+    assert rounded.value.floor < refused.value.floor
+    assert "allow=" not in str(rounded.value)

@@ -21,7 +21,7 @@ from torch import fx
 from lowtide.capture.convert import Captured, convert
 from lowtide.capture.prepare import prepare
 from lowtide.cost.store import CostStore
-from lowtide.errors import PlanMismatchError
+from lowtide.errors import BudgetError, PlanMismatchError
 from lowtide.execute.lower import lower
 from lowtide.execute.pieces import graph_number, part, runs_of, tie
 from lowtide.execute.survey import Piece, Survey, piece_of
@@ -31,10 +31,10 @@ from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program, unplanned
 from lowtide.measure.price import other_bits, price
-from lowtide.plan.infeasible import budget_error
+from lowtide.plan.infeasible import budget_error, or_rounded
 from lowtide.plan.match import check_match
 from lowtide.plan.plan import Plan, plan_of
-from lowtide.rules import DEFAULT_RULES, Rule, add_makers
+from lowtide.rules import DEFAULT_RULES, Exactness, Rule, add_makers
 from lowtide.settings import settings
 from lowtide.sim.memory import simulate
 from lowtide.solve.planner import Progress, solve
@@ -49,6 +49,8 @@ _RESERVE = 0.002
 """Share of the budget left free for what the simulator cannot see, such as the allocator's own alignment."""
 _QUICK = 1.0
 """Seconds for a plan that only has to carry a survey."""
+_AFTERWARDS = 5.0
+"""Seconds to find out what a refused budget would need."""
 _TIES = 3
 """How often a step whose graphs run more than once is planned with a smaller target."""
 
@@ -118,7 +120,10 @@ class Session:
             graph, program, handed = found
         else:
             graph = price(captured, graph, self.store, self.measuring, probed)
-            program, handed = self.plan_graph(graph, broken), frozenset()
+            try:
+                program, handed = self.plan_graph(graph, broken), frozenset()
+            except BudgetError as error:
+                raise self.if_rounded(error, captured, rules) from None
         kept = _kept_bytes(graph, program)
         piece = piece_of(captured, graph, len(self.pieces), num_forward_outputs, broken, kept)
         self.pieces.append(piece)
@@ -181,6 +186,22 @@ class Session:
         if not surveyed:
             self.note(alone, budget, result)
         return result.program
+
+    def if_rounded(
+        self, error: BudgetError, captured: Captured, rules: Sequence[Rule]
+    ) -> BudgetError:
+        """The same refusal, with what other rounding would reach. Of a step in one graph: else nobody knows the others yet."""
+        rounding = [r for r in rules if r.exactness is Exactness.ROUNDING]
+        if self.options.allow or not rounding or self.watch.survey is None or self.pieces:
+            return error
+        more = add_makers(captured.graph, rules, (Exactness.ROUNDING,), settings().fuel)
+        probed = {rule.name for rule in rules if rule.probed}
+        graph = self.with_held(price(captured, more, self.store, self.measuring, probed))
+        kept = simulate(graph, unplanned(graph))
+        target = self.target(self.budget_bytes(kept.peak), kept.peak)
+        result = self.solve(graph, target, min(_AFTERWARDS, self.options.seconds))
+        fits = result.status is not Status.INFEASIBLE
+        return or_rounded(error, result.floor, result.seconds / kept.seconds - 1 if fits else None)
 
     def warn(self, broken: str) -> None:
         """Once."""

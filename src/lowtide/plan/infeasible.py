@@ -8,7 +8,7 @@ from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.units import format_bytes
 
-__all__ = ["budget_error", "floor_parts"]
+__all__ = ["budget_error", "floor_parts", "or_rounded"]
 
 _STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
 
@@ -75,6 +75,21 @@ def budget_error(graph: Graph, smallest: Program, budget: int, unplanned_peak: i
         f"     more  lowtide explain F012",
         floor=floor,
     )
+
+
+def or_rounded(error: BudgetError, floor: int, overhead: float | None) -> BudgetError:
+    """The same refusal with what other rounding would reach: its floor, or the step time if the budget fits."""
+    if overhead is not None:
+        reached = f"fits this budget, step time ~{overhead:+.0%}"
+    elif floor < error.floor:
+        reached = f"reaches {format_bytes(floor)}"
+    else:
+        return error
+    head, mark, rest = str(error).removeprefix(f"{error.code} ").partition("\n     more ")
+    line = (
+        f'\n     or    allow=("rounding",) {reached}: the same mathematics, added in another order'
+    )
+    return BudgetError(f"{head}{line}{mark}{rest}", floor=error.floor)
 
 
 def _rounded(size: int) -> str:
