@@ -71,13 +71,14 @@ def plan(
     from lowtide.solve.planner import solve
     from lowtide.solve.result import Status
 
+    allow = _allowed(source, allow)
     graph = _with_makers(source, rules, allow)
     before = simulate(graph, unplanned(graph)).peak
     limit = parse_budget(budget).bytes_of(before)
     result = solve(graph, limit, solver=solver, seconds=seconds)
     if result.status is Status.INFEASIBLE:
         raise budget_error(graph, result.program, limit, before)
-    made = plan_of(graph, limit, result, allow=tuple(allow))
+    made = plan_of(graph, limit, result, allow=allow)
     return replace(made, environment=source.environment) if isinstance(source, Plan) else made
 
 
@@ -93,21 +94,30 @@ def frontier(
     from lowtide.plan.frontier import Frontier
     from lowtide.solve.frontier import solve_frontier
 
+    allow = _allowed(source, allow)
     graph = _with_makers(source, rules, allow)
     environment = source.environment if isinstance(source, Plan) else {}
     found = solve_frontier(graph, points, seconds=seconds)
     return Frontier(
         tuple(
-            plan_of(graph, budget, result, allow=tuple(allow), environment=environment)
+            plan_of(graph, budget, result, allow=allow, environment=environment)
             for budget, result in found
         )
     )
 
 
+def _allowed(source: Graph | Plan, allow: Sequence[str]) -> tuple[str, ...]:
+    """What was allowed for a plan is for others of its graph too."""
+    words = (allow,) if isinstance(allow, str) else tuple(allow)
+    return words or (source.allow if isinstance(source, Plan) else ())
+
+
 def _with_makers(source: Graph | Plan, rules: Sequence[Rule] | None, allow: Sequence[str]) -> Graph:
     graph = source.graph if isinstance(source, Plan) else source
     if rules is None and any(o.rule for o in graph.ops):
-        return graph
+        allowed = {Exactness.EXACT, *map(Exactness, allow)}
+        other = {r.name for r in DEFAULT_RULES if r.exactness not in allowed}
+        return graph.without({o.name for o in graph.ops if o.rule in other})
     chosen = DEFAULT_RULES if rules is None else rules
     # What a probed rule's ops cost, and whether they may be used, only the device can tell.
     known = [rule for rule in chosen if not rule.probed]

@@ -118,7 +118,7 @@ def test_the_same_bits(case: str):
     assert differences(model, fresh, args) == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["words", "additive attention", "convolutions"])
 def test_less_than_without(case: str):
     """With slices a step fits where it did not; measured, not only simulated."""
     torch.manual_seed(0)
@@ -195,6 +195,7 @@ def test_sums_over_slices_are_rounded_otherwise_and_only_if_allowed(case: str):
     assert exact.exact
     assert not any(op.rule for op in exact.graph.ops)
     plan = lowtide.fit(copy.deepcopy(model), args, budget="100%", allow="rounding", **options)
+    assert not lowtide.plan(plan, "100%", seconds=0.2).exact, "made from the same makers"
     plan = all_in_slices(plan)
     assert not plan.exact
     assert any(plan.graph.op[name].rule == "summed" for name in plan.program.counts)

@@ -9,6 +9,7 @@ from pathlib import Path
 from lowtide.cli.answer import Answer, working
 from lowtide.cli.bench_peers import bench_peers, peers_options
 from lowtide.cli.bench_planner import bench_planner, planner_options
+from lowtide.cli.bench_rules import bench_rules
 from lowtide.errors import OptionError
 
 __all__ = ["BenchCommand"]
@@ -28,18 +29,21 @@ class BenchCommand:
     ratios of its own activation budget, and with Lowtide at each of the peaks that these reached. Measured in turn; results are
     compared. A page, its data and the plans go to the folder -o.
 
+    rules: the same eight models at 60, 45 and 33% of their peak with no rules, with each rule alone, and with all: which of them earns its
+    place where. A page and its data go to the folder -o.
+
     Ctrl-C keeps what is done.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", choices=tuple(_BENCHES))
-        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (monet, scale: 60; peers: 30; planner: 10)")  # fmt: skip
-        parser.add_argument("--models", metavar="A,B", help="planner, peers: default all")
-        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers: a folder")  # fmt: skip
+        parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (monet, scale: 60; peers: 30; planner: 10; rules: 5)")  # fmt: skip
+        parser.add_argument("--models", metavar="A,B", help="planner, peers, rules: default all")
+        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers, rules: a folder")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite what is in OUT")
         _monet_options(parser.add_argument_group("monet"))
         planner_options(parser.add_argument_group("planner"))
-        peers_options(parser.add_argument_group("peers"))
+        peers_options(parser.add_argument_group("peers, rules"))
 
     def run(self, options: argparse.Namespace) -> Answer:
         if options.seconds is not None and not options.seconds > 0:
@@ -88,4 +92,4 @@ def _monet(options: argparse.Namespace) -> Answer:
     return Answer(table(rows), {"rows": facts}, markdown=True, wrote=options.output)
 
 
-_BENCHES = {"monet": _monet, "planner": bench_planner, "peers": bench_peers}
+_BENCHES = {"monet": _monet, "planner": bench_planner, "peers": bench_peers, "rules": bench_rules}

@@ -38,7 +38,11 @@ def price(
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
     compared with the captured ones."""
     graph = without_formless(captured, graph)
-    calls = {o.name: _call(_form(captured, o)) for o in graph.ops if _is_call(graph, o)}
+    calls = {
+        o.name: replace(_call(_form(captured, o)), made=_bytes(graph, o.outputs))
+        for o in graph.ops
+        if _is_call(graph, o)
+    }
     costs = measure_calls(list(calls.values()), store, progress=progress)
     graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
     priced = graph.with_ops(_priced(graph, o, calls, costs) for o in graph.ops)
@@ -55,9 +59,15 @@ def other_bits(
         if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
             plain, form = captured_form(captured, op), form_of(captured, op)
             wanted = [captured.elements.get(name) for name in op.outputs]
-            if not plain or not form or not same_bits(plain, form, wanted, _call, store):
+            sink = graph.op[op.of]
+            need = 3 * _bytes(graph, (*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
+            if not plain or not form or not same_bits(plain, form, wanted, _call, store, need):
                 found.add(op.name)
     return found
+
+
+def _bytes(graph: Graph, names: Iterable[str]) -> int:
+    return sum(graph.value[s].bytes for s in {graph.storage(n) for n in names})
 
 
 def _outdone(graph: Graph) -> set[str]:

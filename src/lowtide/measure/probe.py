@@ -19,7 +19,7 @@ from lowtide.capture.forms import Form
 from lowtide.cost.store import Cost, CostStore
 from lowtide.measure.inputs import normal, real_tensor
 from lowtide.measure.peak import available_bytes
-from lowtide.measure.timing import Call, undisturbing
+from lowtide.measure.timing import Call, apart
 
 __all__ = ["same_bits"]
 
@@ -32,12 +32,14 @@ def same_bits(
     wanted: Sequence[int | None],
     call_of: Callable[[Form], Call],
     store: CostStore,
+    need: int = 0,
 ) -> bool:
+    """`need`: bytes that a trial may take."""
     key = f"same bits: {call_of(form).signature} and {call_of(plain).signature}"
     known = store.get(key)
     if known is None:
         try:
-            known = Cost(0.0, 0, same_bits=_try(plain, form, wanted))
+            known = Cost(0.0, 0, same_bits=_try(plain, form, wanted, need))
         except Exception as error:  # whatever a kernel may raise for made-up values, or memory
             logger.debug("%s: could not be tried: %s", key, error)
             return False
@@ -45,7 +47,7 @@ def same_bits(
     return known.same_bits
 
 
-def _try(plain: Form, form: Form, wanted: Sequence[int | None]) -> bool:
+def _try(plain: Form, form: Form, wanted: Sequence[int | None], need: int) -> bool:
     made: dict[fx.Node, torch.Tensor] = {}
 
     def real(node: fx.Node) -> Any:
@@ -56,12 +58,11 @@ def _try(plain: Form, form: Form, wanted: Sequence[int | None]) -> bool:
         return made[node]
 
     device = next(n.meta["val"].device for n in plain.args if isinstance(n, fx.Node))
-    with undisturbing(device):
+    if need > available_bytes(device):
+        raise MemoryError(f"may need {need} bytes")
+    with apart(device):
         one = plain.call(real)
         made |= _own_results(plain, one, form)
-        need = 3 * sum(t.nbytes for t in made.values())
-        if need > available_bytes(device):
-            raise MemoryError(f"may need {need} bytes")
         other = form.call(real)
         return all(_equal(_element(one, i), _element(other, i)) for i in wanted)
 

@@ -45,7 +45,7 @@ from lowtide.measure.inputs import Fill, empty, normal, probabilities, real_inpu
 from lowtide.measure.peak import available_bytes, record
 from lowtide.measure.signature import concrete, dtype_name
 
-__all__ = ["Call", "Progress", "environment", "measure_calls", "undisturbing"]
+__all__ = ["Call", "Progress", "apart", "environment", "measure_calls", "undisturbing"]
 
 logger = logging.getLogger("lowtide.measure")
 
@@ -68,6 +68,8 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    made: int = 0
+    """Bytes that it makes, where that is known: a Python function is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +229,7 @@ def _device(calls: Sequence[Call]) -> torch.device:
 def _check_memory(call: Call, device: torch.device) -> None:
     """Refuse what would not fit: on the CPU the system would kill us instead of saying no."""
     inputs = sum(_bytes(t) for t in tensors_in(call.args, call.kwargs))
-    outputs = sum(spec.bytes for spec in _output_specs(call))
+    outputs = max(call.made, sum(spec.bytes for spec in _output_specs(call)))
     need, free = inputs + 3 * outputs, available_bytes(device)
     if need > 0.9 * free:
         raise MemoryError(f"may need {need} bytes, {free} are free")
@@ -269,22 +271,29 @@ def _specs(tensors: Sequence[torch.Tensor]) -> list[Spec]:
 
 @contextmanager
 def undisturbing(device: torch.device) -> Iterator[None]:
-    """Real tensors, no gradients, no autocast, no garbage collection; random generators as before at the end."""
+    """`apart`, and no garbage collection."""
     collecting = gc.isenabled()
     gc.collect()
     gc.disable()
-    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
     try:
-        with (
-            _disable_current_modes(),
-            torch.no_grad(),
-            torch._C._DisableAutocast(),
-            torch.random.fork_rng(devices),
-        ):
+        with apart(device):
             yield
     finally:
         if collecting:
             gc.enable()
+
+
+@contextmanager
+def apart(device: torch.device) -> Iterator[None]:
+    """Real tensors, no gradients, no autocast; random generators as before at the end."""
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        torch._C._DisableAutocast(),
+        torch.random.fork_rng(devices),
+    ):
+        yield
 
 
 def environment(device: torch.device) -> str:
