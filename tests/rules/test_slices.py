@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -195,6 +196,7 @@ def test_sums_over_slices_are_rounded_otherwise_and_only_if_allowed(case: str):
     assert exact.exact
     assert not any(op.rule for op in exact.graph.ops)
     plan = lowtide.fit(copy.deepcopy(model), args, budget="100%", allow="rounding", **options)
+    assert "gradient error not measured" in str(plan)
     assert not lowtide.plan(plan, "100%", seconds=0.2).exact, "made from the same makers"
     plan = all_in_slices(plan)
     assert not plan.exact
@@ -242,3 +244,23 @@ def test_a_refusal_says_what_rounding_would_reach():
         lowtide.fit(Words(), sentences(), budget="10%", allow="rounding", **options)
     assert rounded.value.floor < refused.value.floor
     assert "allow=" not in str(rounded.value)
+
+
+def test_the_gradient_error_is_measured(tmp_path: Path):
+    torch.manual_seed(0)
+    rules = (Slices(least=0), SummedSlices(least=0))
+    model, args = Words(), sentences()
+    plan = lowtide.fit(model, args, budget="40%", allow="rounding", rules=rules, seconds=4.0)
+    assert any(plan.graph.op[name].rule == "summed" for name in plan.program.counts)
+    assert plan.gradient_error is not None
+    assert 0 < plan.gradient_error < 1e-5
+    assert f"gradient error measured {plan.gradient_error:.0e}" in str(plan)
+    assert all(p.grad is None for p in model.parameters())
+    saved = lowtide.load(plan.save(tmp_path / "plan.json"))
+    assert isinstance(saved, Plan)
+    assert saved.gradient_error == plan.gradient_error
+    fresh = copy.deepcopy(model)
+    lowtide.apply(fresh, saved)
+    assert differences(model, fresh, args) != []
+    exact = lowtide.fit(copy.deepcopy(model), args, budget="200%", seconds=0.2)
+    assert exact.gradient_error is None

@@ -25,6 +25,7 @@ from lowtide.errors import (
 )
 from lowtide.execute.attach import attach, detach
 from lowtide.execute.covers import coverage, uncovered
+from lowtide.execute.error import gradient_error
 from lowtide.execute.pieces import merge
 from lowtide.execute.session import Options, Session
 from lowtide.execute.survey import Survey
@@ -169,7 +170,8 @@ class Fitting:
                 "measured peak %s, simulated %s", format_bytes(measured), format_bytes(plan.peak)
             )
             if measured <= plan.budget:
-                return replace(plan, measured_peak=measured)
+                plan = replace(plan, measured_peak=measured)
+                return plan if plan.exact else replace(plan, gradient_error=self.error(plan))
             over = measured - plan.budget
             # Whatever the simulator missed is added to what it is told to leave free.
             self.session.learnt += max(measured - plan.peak - self.session.learnt, over) + 4096
@@ -184,6 +186,13 @@ class Fitting:
         peak = measure_peak(self.step, held)
         self.drop_gradients()
         return peak
+
+    def error(self, plan: Plan) -> float | None:
+        """Of the gradients, where the unplanned step fits into memory to compare with."""
+        fits = 2 * plan.unplanned_peak < available_bytes(model_device(self.model))
+        found = gradient_error(self.step) if fits else None
+        self.drop_gradients()
+        return found
 
     def drop_gradients(self) -> None:
         for tensor in (*self.model.parameters(), *pytree.tree_leaves((self.args, self.kwargs))):

@@ -46,6 +46,7 @@ def save_plan(plan: Plan, path: Path) -> Path:
         "why": plan.why,
         "allow": list(plan.allow),
         "measured_peak": plan.measured_peak,
+        "gradient_error": plan.gradient_error,
         "covers": list(plan.covers),
         "predicted": {
             "peak": plan.peak,
@@ -82,7 +83,7 @@ def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
         raise FileFormatError("program: expected a list of op names for each segment")
     program = Program(tuple(tuple(s) for s in steps))
     check_program(graph, program)
-    measured = content.get("measured_peak")
+    measured, error = content.get("measured_peak"), content.get("gradient_error")
     return Plan(
         graph=graph,
         program=program,
@@ -95,6 +96,7 @@ def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
         why=_field(content, "why", str),
         allow=tuple(map(str, _field(content, "allow", list))),
         measured_peak=measured if isinstance(measured, int) else None,
+        gradient_error=float(error) if isinstance(error, (int, float)) else None,
         covers=tuple(map(str, _field(content, "covers", list))),
         environment={str(k): str(v) for k, v in _field(content, "environment", dict).items()},
     )

@@ -42,6 +42,8 @@ class Plan:
     """What the user allowed besides exact plans."""
     measured_peak: int | None = None
     """Bytes, from the allocator, of a real step; None if none was measured."""
+    gradient_error: float | None = None
+    """Of a plan that need not be exact: the worst relative error of a gradient against the unplanned step; None if not measured."""
     covers: tuple[str, ...] = ()
     """What of the model is planned, and what is not, in words."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -110,6 +112,13 @@ class Plan:
 
         return save_plan(self, Path(path))
 
+    def _bits(self) -> str:
+        if self.exact:
+            return "same bits"
+        error = self.gradient_error
+        measured = "not measured" if error is None else f"measured {error:.0e}"
+        return f"allowed: {', '.join(self.allow)} (gradient error {measured})"
+
     def __str__(self) -> str:
         fits = self.status != "infeasible"
         measured = f", measured {format_bytes(self.measured_peak)}" if self.measured_peak else ""
@@ -123,7 +132,7 @@ class Plan:
                 ),
                 (
                     f"keeps {format_bytes(sum(self.kept.values()))} in {len(self.kept)} tensors from forward to backward, "
-                    f"runs {extra} ops again; {'same bits' if self.exact else 'allowed: ' + ', '.join(self.allow)}"
+                    f"runs {extra} ops again; {self._bits()}"
                 ),
                 (
                     f"{self.status} by {self.solver} in {format_seconds(self.solve_seconds)}, at most "

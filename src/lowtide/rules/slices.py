@@ -36,8 +36,6 @@ _CONVOLUTION = "aten.convolution.default"
 _LOSS = "aten.nll_loss_forward.default"
 """Reads one number of each row."""
 _GRADIENT = "aten.convolution_backward.default"
-
-
 _EXACT, _SUMMED = "slices", "summed"
 
 
@@ -52,7 +50,7 @@ class Slices:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in _large(graph, self.least):
-            if op.target == _GRADIENT:
+            if op.target == _GRADIENT and len(op.inputs) >= 3:
                 yield from self.gradient(graph, op)
             sink = replace(op, rows=op.inputs[:2]) if op.target == _LOSS else op
             if sink.rows:
