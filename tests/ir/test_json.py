@@ -98,7 +98,7 @@ DAMAGED: list[tuple[Damage, str]] = [
     (put(None, "ops"), "ops: expected a list of rows, found None"),
     (put({}, "values", 2), "values[2]: expected a list, found {}"),
     (put([], "values", 1), "values[1]: expected 3 to 7 fields, found []"),
-    (put([0] * 20, "ops", 0), "ops[0]: expected 4 to 15 fields"),
+    (put([0] * 20, "ops", 0), "ops[0]: expected 4 to 16 fields"),
     (put(5, "values", 0, 0), "values[0].name: expected text, found 5"),
     (put("8", "values", 0, 1), "values[0].bytes: expected a whole number, found '8'"),
     (put(8.0, "values", 0, 1), "values[0].bytes: expected a whole number, found 8.0"),
