@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from lowtide.capture.forms import Form
+from lowtide.cost.store import CostStore
 from lowtide.errors import PlanMismatchError
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
 from lowtide.measure import price, probe
+from lowtide.measure.timing import Call
 from lowtide.plan.plan import Plan
 from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
 from lowtide.solve.problem import make_problem
@@ -163,9 +166,6 @@ def test_a_plan_from_a_device_with_other_kernels_is_refused(
 
 
 def test_a_probe_tells_bits_apart_and_is_remembered():
-    from lowtide.capture.forms import Form
-    from lowtide.cost.store import CostStore
-    from lowtide.measure.timing import Call
 
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
@@ -192,6 +192,27 @@ def test_a_probe_tells_bits_apart_and_is_remembered():
     store._append = lambda line: None  # type: ignore[method-assign]
     assert same(summed, summed, store)
     assert not same(summed, summed_backwards, store)
-    entry = store.get("same bits: summed_backwards and summed")
+    entry = store.get(f"same bits, {probe._ENOUGH} numbers: summed_backwards and summed")
     assert entry is not None
     assert not entry.same_bits
+
+
+def test_few_numbers_are_tried_often():
+    """Two ways that differ in one number of a hundred agree on most small tensors."""
+    node = torch.fx.Graph().placeholder("x")
+    node.meta["val"] = torch.zeros(4, 6)
+
+    def plain(x: Tensor) -> Tensor:
+        return x.clone()
+
+    def rarely(x: Tensor) -> Tensor:
+        return torch.where(x > 2.4, x.nextafter(x + 1), x)
+
+    def call(form: Form) -> Call:
+        return Call(form.target.__name__, form.target)
+
+    store = CostStore("unused", "test")
+    store._append = lambda line: None  # type: ignore[method-assign]
+    forms = Form(plain, (node,), {}), Form(rarely, (node,), {})
+    torch.manual_seed(0)
+    assert not probe.same_bits(*forms, [None], call, store)

@@ -236,7 +236,9 @@ class _Copying:
         if block is None:
             return op
         return replace(
-            op, inputs=tuple(self.seen_from(n, block, self.moved(block)) for n in op.inputs)
+            op,
+            inputs=tuple(self.seen_from(n, block, self.moved(block)) for n in op.inputs),
+            rows=tuple(self.seen_from(n, block, self.moved(block)) for n in op.rows),
         )
 
     def moved_value(self, value: Value) -> Value:
@@ -255,6 +257,7 @@ class _Copying:
             op,
             name=_copy_name(op.name, copy),
             inputs=tuple(self.seen_from(n, middle, middle + copy) for n in op.inputs),
+            rows=tuple(self.seen_from(n, middle, middle + copy) for n in op.rows),
             outputs=tuple(_copy_name(n, copy) for n in op.outputs),
         )
 

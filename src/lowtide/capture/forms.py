@@ -28,7 +28,7 @@ from lowtide.kernels.statistics import normalised
 
 _ops = torch.ops.lowtide
 
-__all__ = ["Added", "Form", "captured_form", "form_of", "without_formless", "written_over"]
+__all__ = ["Added", "Form", "compared", "form_of", "without_formless", "written_over"]
 
 
 class Form(NamedTuple):
@@ -238,14 +238,14 @@ def _pool(captured: Captured, op: Op, plain: Form) -> Form | None:
     return Form(_ops.pool_gradient.default, (*read, sizes, kernel, stride, padding), {})
 
 
-def _slices(captured: Captured, op: Op, plain: Form) -> Form | None:
+def _slices(captured: Captured, op: Op, plain: Form, *, bare: bool = False) -> Form | None:
     last = None
     if plain.target is torch.ops.aten.convolution_backward.default:
         last = _transposed(captured, op, plain)
         if last is None:
             return None
     count = int(op.target.rpartition(".")[2])
-    call = sliced(captured, op, count, last)
+    call = sliced(captured, op, count, last, bare=bare)
     return call and Form(*call)
 
 
@@ -260,13 +260,18 @@ def _summed(captured: Captured, op: Op, plain: Form) -> Form | None:
     return call and Form(*call)
 
 
-def captured_form(captured: Captured, op: Op) -> Form | None:
-    """What a rule's op is to give the same bits as: the captured op, or all of a region's at once."""
-    whole = form_of(captured, captured.graph.op[op.of])
-    if op.rule != "slices" or captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default:  # fmt: skip
-        return whole
-    call = sliced(captured, op, 1)
-    return call and Form(*call)
+def compared(captured: Captured, op: Op) -> tuple[Form | None, Form | None, list[int | None]]:
+    """A captured call, a rule's op that is to give the same bits, and the elements to compare; none for all. Of regions all that is
+    inside is compared, too: a bit that differs there may not show in the end for one batch, and show for another."""
+    plain = form_of(captured, captured.graph.op[op.of])
+    wanted = [captured.elements.get(name) for name in op.outputs]
+    single = captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default
+    if op.rule != "slices" or single or plain is None:
+        return plain, form_of(captured, op), wanted
+    whole, cut = sliced(captured, op, 1, bare=True), _slices(captured, op, plain, bare=True)
+    if whole is None or cut is None:
+        return None, None, []
+    return Form(*whole), cut, []
 
 
 def _pair(numbers: Any) -> list[int]:

@@ -26,13 +26,20 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def sliced(
-    captured: Captured, op: Op, count: int, last: Call | None = None, summed: bool = False
+    captured: Captured,
+    op: Op,
+    count: int,
+    last: Call | None = None,
+    *,
+    summed: bool = False,
+    bare: bool = False,
 ) -> Call | None:
     """`last`: what to call in the place of the captured op, first the operands that are cut: one, or two if the results are to be
-    `summed`. None where the region cannot be cut so. One slice is the whole, by the captured calls: what the others are compared with."""
+    `summed`. None where the region cannot be cut so. One slice is the whole, by the captured calls: what the others are compared with;
+    `bare`, to compare, returns the outputs and then all that is inside."""
     sink = captured.nodes[op.of]
     if count > 1 and sink.target is aten.nll_loss_forward.default:
-        return _loss(captured, op, sink, count)
+        return _loss(captured, op, sink, count, bare=bare)
     wanted = [captured.elements.get(name) for name in op.outputs]
     whole = [sink.meta["val"] if i is None else sink.meta["val"][i] for i in wanted]
     body = _Body(captured, op, count)
@@ -40,8 +47,11 @@ def sliced(
         made = body.run(sink) if last is None else body.end(last, 2 if summed else 1)
     except _UncutError:
         return None
-    module = body.finish([made if i is None else body.element(made, i) for i in wanted])
+    inside = body.inside(sink) if bare else {}
+    ends = [made if i is None else body.element(made, i) for i in wanted]
+    module = body.finish([*ends, *inside.values()])
     width = max((i for i in wanted if i is not None), default=-1) + 1
+    whole += [node.meta["val"] for node in inside]
     layouts = [(t.shape, t.stride(), {"dtype": t.dtype, "device": t.device}) for t in whole]
 
     def slices(*tensors: torch.Tensor, over: torch.Tensor | None = None) -> Any:
@@ -61,6 +71,8 @@ def sliced(
         return placed(outputs)
 
     def placed(outputs: Sequence[torch.Tensor]) -> Any:
+        if bare:
+            return tuple(outputs)
         if not width:
             return outputs[0]
         found: list[torch.Tensor | None] = [None] * width
@@ -85,7 +97,7 @@ def _share(tensor: torch.Tensor, index: int, count: int) -> torch.Tensor:
     return tensor.narrow(0, index * rows, rows)
 
 
-def _loss(captured: Captured, op: Op, sink: fx.Node, count: int) -> Call | None:
+def _loss(captured: Captured, op: Op, sink: fx.Node, count: int, *, bare: bool) -> Call | None:
     """Of a loss that reads one number from each row, the numbers by slices; then it adds them as ever."""
     given, target, weight, reduction, ignored = sink.args
     if weight is not None or not isinstance(ignored, int) or ignored >= 0 or reduction == 0:
@@ -96,12 +108,15 @@ def _loss(captured: Captured, op: Op, sink: fx.Node, count: int) -> Call | None:
         chosen = body.value(target, by_rows=True)  # type: ignore[arg-type]
     except _UncutError:
         return None
-    module = body.finish([body.graph.call_function(picked, (rows, chosen))])
+    inside = body.inside(sink) if bare else {}
+    numbers = body.graph.call_function(picked, (rows, chosen))
+    module = body.finish([numbers, *inside.values()])
     place = [node for node, _ in body.given].index(target)  # type: ignore[arg-type]
 
     def slices(*tensors: torch.Tensor) -> Any:
-        numbers = [body.part(module, tensors, index)[0] for index in range(count)]
-        return picked_loss(torch.cat(numbers), tensors[place], reduction, ignored)
+        parts = [body.part(module, tensors, index) for index in range(count)]
+        numbers, *more = (torch.cat(part) for part in zip(*parts, strict=True))
+        return (*picked_loss(numbers, tensors[place], reduction, ignored), *more)
 
     return _named(slices, module, count), tuple(node for node, _ in body.given), {}
 
@@ -163,6 +178,14 @@ class _Body:
 
     def element(self, made: fx.Node, index: int) -> fx.Node:
         return self.graph.call_function(operator.getitem, (made, index))
+
+    def inside(self, sink: fx.Node) -> dict[fx.Node, fx.Node]:
+        """What was written between, by the captured tensor it is a slice of."""
+        return {
+            node: new
+            for node, new in self.made.items()
+            if node is not sink and isinstance(node.meta["val"], torch.Tensor)
+        }
 
     def finish(self, outputs: Sequence[fx.Node]) -> fx.GraphModule:
         self.graph.output(tuple(outputs))

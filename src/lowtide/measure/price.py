@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import Added, Form, captured_form, form_of, without_formless
+from lowtide.capture.forms import Added, Form, compared, form_of, without_formless
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
 from lowtide.measure.probe import same_bits
@@ -57,8 +57,7 @@ def other_bits(
     found: set[str] = set()
     for op in ops:
         if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
-            plain, form = captured_form(captured, op), form_of(captured, op)
-            wanted = [captured.elements.get(name) for name in op.outputs]
+            plain, form, wanted = compared(captured, op)
             sink = graph.op[op.of]
             need = 3 * _bytes(graph, (*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
             if not plain or not form or not same_bits(plain, form, wanted, _call, store, need):
