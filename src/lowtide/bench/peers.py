@@ -13,9 +13,8 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from lowtide.bench.models import Trained
 from lowtide.bench.race import Agreement, Row, budgets, interleave
 from lowtide.capture.rnn import rnn_config
 from lowtide.errors import BudgetError
+from lowtide.measure.compare import Results, worst_error
 from lowtide.measure.peak import held_bytes, measure_peak
 from lowtide.plan.plan import Plan
 from lowtide.units import format_bytes
@@ -81,8 +81,6 @@ PEERS = (
     Peer("checkpoint", checkpoint_blocks),
     *(Peer(f"ratio {ratio:g}", compile_aot_eager, partial(at_ratio, ratio)) for ratio in RATIOS),
 )
-
-Results = Mapping[str, Tensor | None]
 
 
 class Step:
@@ -213,29 +211,8 @@ def clock() -> Callable[[], float]:
 
 
 def agreement(found: tuple[Results, Results], expected: tuple[Results, Results]) -> Agreement:
-    (error, name), (other, other_name) = map(_worst, found, expected)
+    (error, name), (other, other_name) = map(worst_error, found, expected)
     return Agreement(error, name, other, other_name)
-
-
-def _worst(found: Results, expected: Results) -> tuple[float, str]:
-    norms = [_norm(t) for t in expected.values() if t is not None]
-    # What rounding leaves of a gradient that is zero on paper is not an error.
-    small = 1e-6 * math.sqrt(sum(n * n for n in norms))
-    errors = [(_error(found.get(name), t, small), name) for name, t in expected.items()]
-    return max((e for e in errors if e[0] != 0), default=(0.0, ""))
-
-
-def _error(found: Tensor | None, expected: Tensor | None, small: float) -> float:
-    if found is None or expected is None:
-        return 0.0 if found is expected else math.inf
-    if torch.equal(found, expected):
-        return 0.0
-    error = _norm(found.double() - expected.double()) / (_norm(expected) + small)
-    return math.inf if math.isnan(error) else error
-
-
-def _norm(tensor: Tensor) -> float:
-    return float(tensor.double().norm())
 
 
 def _words(error: Exception) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
+from lowtide.measure.compare import worst_error
 from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Step
 
@@ -25,9 +24,8 @@ def gradient_error(step: Step) -> float:
         exact = _gradients(step)
     finally:
         step.model._compiled_call_impl = through
-    # What rounding leaves of a gradient that is zero on paper is no error.
-    small = 1e-6 * math.sqrt(sum(float(g.double().norm()) ** 2 for g in exact.values()))
-    return max((_error(planned.get(n), g, small) for n, g in exact.items()), default=0.0)
+    error, _ = worst_error(planned, exact)
+    return error
 
 
 def _gradients(step: Step) -> dict[str, torch.Tensor]:
@@ -36,10 +34,3 @@ def _gradients(step: Step) -> dict[str, torch.Tensor]:
         torch.manual_seed(_SEED)
         step()
         return {n: p.grad for n, p in step.model.named_parameters() if p.grad is not None}
-
-
-def _error(found: torch.Tensor | None, exact: torch.Tensor, small: float) -> float:
-    if found is None:
-        return math.inf
-    size = float(exact.double().norm()) + small
-    return float((found.double() - exact.double()).norm()) / size if size else 0.0

@@ -179,6 +179,10 @@ class Graph:
     def storage(self, name: str) -> str:
         return self.value[name].storage
 
+    def bytes_of(self, names: Iterable[str]) -> int:
+        """Of the storages below these values, each once."""
+        return sum(self.value[s].bytes for s in {self.storage(n) for n in names})
+
     def with_ops(self, ops: Iterable[Op]) -> Graph:
         return replace(self, ops=tuple(ops))
 

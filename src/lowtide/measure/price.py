@@ -39,7 +39,7 @@ def price(
     compared with the captured ones."""
     graph = without_formless(captured, graph)
     calls = {
-        o.name: replace(_call(_form(captured, o)), made=_bytes(graph, o.outputs))
+        o.name: replace(_call(_form(captured, o)), made=graph.bytes_of(o.outputs))
         for o in graph.ops
         if _is_call(graph, o)
     }
@@ -59,14 +59,10 @@ def other_bits(
         if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
             plain, form, wanted = compared(captured, op)
             sink = graph.op[op.of]
-            need = 3 * _bytes(graph, (*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
+            need = 3 * graph.bytes_of((*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
             if not plain or not form or not same_bits(plain, form, wanted, _call, store, need):
                 found.add(op.name)
     return found
-
-
-def _bytes(graph: Graph, names: Iterable[str]) -> int:
-    return sum(graph.value[s].bytes for s in {graph.storage(n) for n in names})
 
 
 def _outdone(graph: Graph) -> set[str]:

@@ -68,11 +68,11 @@ class ChannelsLast:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         found = list(_backwards(graph))
-        largest = max((_bytes(graph, op) for op in found), default=0)
+        largest = max((graph.bytes_of((*op.inputs, *op.outputs)) for op in found), default=0)
         for op in found:
             gradient, given, weight = (graph.value[v] for v in op.inputs[:3])
             made = parameter_gradients(graph, op)
-            small = _bytes(graph, op) * _WORTH < largest
+            small = graph.bytes_of((*op.inputs, *op.outputs)) * _WORTH < largest
             if small or not made or gradient.is_view or given.is_view:
                 continue
             copies = [self.copied(op, value) for value in (given, gradient)]
@@ -110,10 +110,6 @@ def _form(
     return replace(
         op, name=f"{op.name}.{what}", inputs=read, outputs=outputs, rule=rule, of=op.name
     )
-
-
-def _bytes(graph: Graph, op: Op) -> int:
-    return sum(graph.value[graph.storage(n)].bytes for n in (*op.inputs, *op.outputs))
 
 
 def _backwards(graph: Graph) -> Iterator[Op]:

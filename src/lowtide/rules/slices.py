@@ -100,7 +100,7 @@ def _summed(graph: Graph, op: Op) -> tuple[Op, tuple[str, ...]] | None:
 def _large(graph: Graph, least: int) -> list[Op]:
     """The ops that are worth it."""
     ops = [o for o in graph.captured if o.rerun and not graph.is_view(o)]
-    size = {o.name: _bytes(graph, (*o.inputs, *o.outputs)) for o in ops}
+    size = {o.name: graph.bytes_of((*o.inputs, *o.outputs)) for o in ops}
     most = max(size.values(), default=0)
     return [o for o in ops if size[o.name] >= max(most / _WORTH, least)]
 
@@ -157,7 +157,7 @@ class _Region:
     @property
     def weight(self) -> int:
         """Bytes that must be there for it, besides what is always there."""
-        return _bytes(self.graph, (n for n in self.reads if not _always_there(self.graph, n)))
+        return self.graph.bytes_of(n for n in self.reads if not _always_there(self.graph, n))
 
     def grow(self) -> bool:
         """Take the largest tensor inside that can be."""
@@ -198,7 +198,3 @@ def _counts(rows: set[int]) -> list[int]:
 def _always_there(graph: Graph, name: str) -> bool:
     outside = graph.exists_outside.get(graph.storage(name))
     return outside is not None and outside.owned
-
-
-def _bytes(graph: Graph, names: Iterable[str]) -> int:
-    return sum(graph.value[s].bytes for s in {graph.storage(n) for n in names})
