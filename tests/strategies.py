@@ -27,11 +27,14 @@ _SECONDS = (0.0, 0.25, 0.5, 1.0, 1.5)
 
 
 @st.composite
-def graphs(draw: st.DrawFn, max_ops: int = 14, rules: bool = True) -> Graph:
-    """`max_ops` counts captured ops; rules add a few more."""
+def graphs(draw: st.DrawFn, max_ops: int = 14, rules: bool = True, fleeting: bool = True) -> Graph:
+    """`max_ops` counts captured ops; rules add a few more. `fleeting`: some values may not be kept."""
     forward = draw(st.integers(1, max(1, max_ops // 2)))
     backward = draw(st.integers(1, max(1, max_ops - forward)))
-    return _Builder(draw(st.randoms(use_true_random=False)), forward, backward, rules).build()
+    graph = _Builder(draw(st.randoms(use_true_random=False)), forward, backward, rules).build()
+    if fleeting:
+        return graph
+    return replace(graph, values=tuple(replace(v, keep=True) for v in graph.values))
 
 
 class _Builder:

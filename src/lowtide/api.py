@@ -66,7 +66,9 @@ def plan(
 ) -> Plan:
     """Plan a graph, or a saved plan's graph, for a budget. Needs no torch."""
     from lowtide.ir.program import unplanned
+    from lowtide.plan.floors import Floors
     from lowtide.plan.infeasible import budget_error
+    from lowtide.settings import settings
     from lowtide.sim.memory import simulate
     from lowtide.solve.planner import solve
     from lowtide.solve.result import Status
@@ -75,9 +77,11 @@ def plan(
     graph = _with_makers(source, rules, allow)
     before = simulate(graph, unplanned(graph)).peak
     limit = parse_budget(budget).bytes_of(before)
-    result = solve(graph, limit, solver=solver, seconds=seconds)
+    floors = Floors(settings().floor_dir)
+    result = solve(graph, limit, solver=solver, seconds=seconds, known=floors.get(graph))
     if result.status is Status.INFEASIBLE:
-        raise budget_error(graph, result.program, limit, before)
+        floors.put(graph, result.program)
+        raise budget_error(graph, result.program, limit, before, needed=result.peak)
     made = plan_of(graph, limit, result, allow=allow)
     return replace(made, environment=source.environment) if isinstance(source, Plan) else made
 

@@ -31,6 +31,11 @@ class Settings:
         """Folder of the measured op costs."""
         return self.cache_dir / "costs"
 
+    @property
+    def floor_dir(self) -> Path:
+        """Folder of the smallest programs found where a budget was refused."""
+        return self.cache_dir / "floors"
+
 
 def settings(environ: Mapping[str, str] | None = None) -> Settings:
     found = os.environ if environ is None else environ

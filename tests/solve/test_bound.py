@@ -20,10 +20,9 @@ from tests.strategies import graphs
 
 
 @settings(max_examples=40, deadline=None)
-@given(graphs(max_ops=9), st.randoms(use_true_random=False))
+@given(graphs(max_ops=9, fleeting=False), st.randoms(use_true_random=False))
 def test_the_bounds_hold_for_every_answer(graph, random):
     """No combination of answers and choices beats the bound at its own peak: all of them, or some hundred at random."""
-    assume(all(v.keep for v in graph.values))
     search = Search(make_problem(graph))
     gaps = np.flatnonzero(search.problem.gaps.open)
     assume(0 < len(gaps) <= 6)

@@ -37,6 +37,7 @@ from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Step
 from lowtide.measure.step import backward as run_backward
 from lowtide.measure.timing import environment
+from lowtide.plan.floors import Floors
 from lowtide.plan.plan import Plan
 from lowtide.report.progress import display
 from lowtide.settings import settings
@@ -224,6 +225,7 @@ def make_session(
         options,
         CostStore(settings().cost_dir, key),
         {"costs": key, "python": platform.python_version()},
+        Floors(settings().floor_dir),
         held=held,
         free_bytes=lambda: int(available_bytes(device) * (1 - _RESERVE)),
     )

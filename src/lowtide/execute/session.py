@@ -31,6 +31,7 @@ from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program, unplanned
 from lowtide.measure.price import other_bits, price
+from lowtide.plan.floors import Floors
 from lowtide.plan.infeasible import budget_error, or_rounded
 from lowtide.plan.match import check_match
 from lowtide.plan.plan import Plan, plan_of
@@ -73,6 +74,7 @@ class Session:
     options: Options
     store: CostStore
     environment: Mapping[str, str]
+    floors: Floors
     held: Callable[[], Mapping[str, int]] = dict
     """Bytes by kind that exist during the whole step, in the graph or not."""
     free_bytes: Callable[[], int] | None = None
@@ -182,7 +184,7 @@ class Session:
         if peak > target and not surveyed:
             result = self.solve(alone, target, seconds)
             if result.status is Status.INFEASIBLE:
-                raise budget_error(alone, result.program, budget, before)
+                raise self.refusal(alone, result.program, budget, before)
         if not surveyed:
             self.note(alone, budget, result)
         return result.program
@@ -201,6 +203,8 @@ class Session:
         target = self.target(self.budget_bytes(kept.peak), kept.peak)
         result = self.solve(graph, target, min(_AFTERWARDS, self.options.seconds))
         fits = result.status is not Status.INFEASIBLE
+        if not fits:
+            self.floors.put(graph, result.program)
         return or_rounded(error, result.floor, result.seconds / kept.seconds - 1 if fits else None)
 
     def warn(self, broken: str) -> None:
@@ -225,13 +229,24 @@ class Session:
             if aim <= 0:
                 break
         if result.peak > target:
-            raise budget_error(graph, result.program, budget, before)
+            raise self.refusal(graph, result.program, budget, before)
         return self.note(graph, budget, result)
 
     def solve(self, graph: Graph, target: int, seconds: float) -> Result:
         return solve(
-            graph, target, solver=self.options.solver, seconds=seconds, report=self.solving
+            graph,
+            target,
+            solver=self.options.solver,
+            seconds=seconds,
+            report=self.solving,
+            known=self.floors.get(graph),
         )
+
+    def refusal(self, graph: Graph, smallest: Program, budget: int, before: int) -> BudgetError:
+        """What is suggested instead is kept, and leaves the reserve, so that asking for it works."""
+        self.floors.put(graph, smallest)
+        needed = int(simulate(graph, smallest).peak / (1 - _RESERVE)) + self.learnt + 1
+        return budget_error(graph, smallest, budget, before, needed)
 
     def note(self, graph: Graph, budget: int, result: Result) -> Plan:
         if result.status is Status.INFEASIBLE:  # only of the half that was reserved

@@ -21,13 +21,20 @@ from lowtide.ir.json import dump, graph_from_json, graph_hash, graph_to_json
 from lowtide.ir.program import Program
 from lowtide.plan.plan import Plan
 
-__all__ = ["load_file", "save_graph", "save_plan"]
+__all__ = [
+    "load_file",
+    "read_content",
+    "read_program",
+    "save_graph",
+    "save_plan",
+    "write_content",
+]
 
 SCHEMA = 1
 
 
 def save_graph(graph: Graph, path: Path, environment: Mapping[str, str] | None = None) -> Path:
-    return _write(
+    return write_content(
         path,
         {"lowtide": "graph", "environment": dict(environment or {}), "graph": graph_to_json(graph)},
     )
@@ -58,12 +65,12 @@ def save_plan(plan: Plan, path: Path) -> Path:
         "graph_hash": graph_hash(plan.graph),
         "graph": graph_to_json(plan.graph),
     }
-    return _write(path, content)
+    return write_content(path, content)
 
 
 def load_file(path: str | Path) -> Graph | Plan:
     """A graph or a plan, whichever the file holds."""
-    content = _read(Path(path))
+    content = read_content(Path(path))
     try:
         graph = graph_from_json(content.get("graph"))
         if content.get("lowtide") == "graph":
@@ -76,13 +83,7 @@ def load_file(path: str | Path) -> Graph | Plan:
 
 
 def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
-    steps = content.get("program")
-    if not isinstance(steps, list) or not all(
-        isinstance(s, list) and all(isinstance(n, str) for n in s) for s in steps
-    ):
-        raise FileFormatError("program: expected a list of op names for each segment")
-    program = Program(tuple(tuple(s) for s in steps))
-    check_program(graph, program)
+    program = read_program(graph, content.get("program"))
     measured, error = content.get("measured_peak"), content.get("gradient_error")
     return Plan(
         graph=graph,
@@ -102,6 +103,17 @@ def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
     )
 
 
+def read_program(graph: Graph, steps: object) -> Program:
+    """A program of this graph, or an error that says what is wrong with it."""
+    if not isinstance(steps, list) or not all(
+        isinstance(s, list) and all(isinstance(n, str) for n in s) for s in steps
+    ):
+        raise FileFormatError("program: expected a list of op names for each segment")
+    program = Program(tuple(tuple(s) for s in steps))
+    check_program(graph, program)
+    return program
+
+
 def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...]) -> Any:
     value = content.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -109,7 +121,7 @@ def _field(content: Mapping[str, Any], name: str, kind: type | tuple[type, ...])
     return value
 
 
-def _write(path: Path, content: dict[str, Any]) -> Path:
+def write_content(path: Path, content: dict[str, Any]) -> Path:
     """All or nothing: a crash leaves the old file."""
     content = {"schema": SCHEMA, "hash": "", **content}
     content["hash"] = _checksum(content)
@@ -123,7 +135,7 @@ def _write(path: Path, content: dict[str, Any]) -> Path:
     return path
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_content(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -50,7 +50,10 @@ def floor_parts(timeline: Timeline) -> dict[str, int]:
     return {name: size for name, size in parts.items() if size}
 
 
-def budget_error(graph: Graph, smallest: Program, budget: int, unplanned_peak: int) -> BudgetError:
+def budget_error(
+    graph: Graph, smallest: Program, budget: int, unplanned_peak: int, needed: int
+) -> BudgetError:
+    """`needed`: the least budget that leaves the smallest program its peak."""
     timeline = simulate(graph, smallest)
     floor = timeline.peak
     parts = " + ".join(
@@ -59,7 +62,7 @@ def budget_error(graph: Graph, smallest: Program, budget: int, unplanned_peak: i
     movable = floor - timeline.base
     room = budget - timeline.base
     ways = [
-        f'budget="{_rounded(floor)}" (the smallest feasible, ~{100 * floor / unplanned_peak:.0f}% of the unplanned peak)'
+        f'budget="{_rounded(needed)}" (the smallest feasible, ~{100 * floor / unplanned_peak:.0f}% of the unplanned peak)'
     ]
     if room > 0 and movable > 0:
         ways.append(f"a batch of at most ~{100 * room / movable:.0f}% of this one")

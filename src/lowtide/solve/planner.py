@@ -67,8 +67,11 @@ def solve(
     plays: int | None = None,
     seed: int = 0,
     report: Report | None = None,
+    known: Program | None = None,
 ) -> Result:
-    """`plays` limits the search by candidate programs instead of by the clock: the same seed then gives the same program, on any
+    """`known` is a program from before: the answer is not worse where that one fits.
+
+    `plays` limits the search by candidate programs instead of by the clock: the same seed then gives the same program, on any
     machine that gets through them within `seconds`."""
     if solver not in SOLVERS:
         raise OptionError(
@@ -76,7 +79,7 @@ def solve(
         )
     if solver in BASELINES:
         return _baseline(graph, budget, solver)
-    return _Planning(graph, budget, Effort(seconds, plays), seed, report).run(solver)
+    return _Planning(graph, budget, Effort(seconds, plays), seed, report, known).run(solver)
 
 
 def _checked(graph: Graph, program: Program) -> Timeline:
@@ -106,10 +109,16 @@ class _Planning:
     """One call of the planner."""
 
     def __init__(
-        self, graph: Graph, budget: int, effort: Effort, seed: int, report: Report | None
+        self,
+        graph: Graph,
+        budget: int,
+        effort: Effort,
+        seed: int,
+        report: Report | None,
+        known: Program | None,
     ) -> None:
         self.graph, self.budget, self.effort = graph, budget, effort
-        self.seed, self.report = seed, report
+        self.seed, self.report, self.known = seed, report, known
         self.search = Search(make_problem(graph))
         self.search.warm_up()
         warm_up()
@@ -135,11 +144,13 @@ class _Planning:
         proof = self.prove(solver, floor)
         if proof is not None:
             return proof
-        rival = self.fastest_baseline()
+        rival = self.fastest_rival()
         start = self.start(floor, rival)
         if start is None:
             floor = self.lower(floor)
             start = floor if floor.peak <= self.budget else None
+        if start is None and rival is not None:
+            return self.result(rival[1].program, floor, f"{rival[0]}: the search found no other")
         if start is None:
             smallest = self.search.program(floor)
             return self.result(smallest, floor, "no program within the budget was found")
@@ -156,7 +167,7 @@ class _Planning:
             tighter = tighter_bound(self.search.problem, self.budget, left)
             self.bound = max(self.bound, tighter)
         if rival is not None and rival[1].seconds < best.seconds:
-            why = f"the baseline {rival[0]} was faster than what the search found"
+            why = f"{rival[0]} was faster than what the search found"
             return self.result(rival[1].program, floor, why)
         why = "annealed from the greedy start"
         if best.seconds <= self.bound * (1 + 1e-9):
@@ -208,9 +219,11 @@ class _Planning:
             limit = self.effort.seconds
             self.report(Progress(answers.seconds, self.bound, self.elapsed, limit))
 
-    def fastest_baseline(self) -> tuple[str, Timeline] | None:
-        """The fastest baseline within the budget, so that the answer is never worse than any of them."""
-        best: tuple[str, Timeline] | None = None
+    def fastest_rival(self) -> tuple[str, Timeline] | None:
+        """The fastest within the budget of the baselines and of what is known, so that the answer is never worse than these."""
+        found: list[tuple[str, Timeline]] = []
+        if self.known is not None:
+            found.append(("what was found before", _checked(self.graph, self.known)))
         for name, baseline in QUICK_BASELINES.items():
             if self.elapsed > 0.3 * self.effort.seconds:
                 break
@@ -219,11 +232,9 @@ class _Planning:
             except GraphError as error:  # it has no answer for this graph
                 log.debug("the baseline %s gave up: %s", name, error)
                 continue
-            if timeline.peak <= self.budget and (
-                best is None or timeline.seconds < best[1].seconds
-            ):
-                best = name, timeline
-        return best
+            found.append((f"the baseline {name}", timeline))
+        within = [f for f in found if f[1].peak <= self.budget]
+        return min(within, key=lambda f: f[1].seconds, default=None)
 
     def result(self, program: Program, floor: Answers, why: str, solver: str = "search") -> Result:
         timeline = _checked(self.graph, program)
