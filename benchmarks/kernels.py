@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import torch
 
-from lowtide.kernels import masks, pooling
+from lowtide.kernels import bytes as small
+from lowtide.kernels import files, masks, pooling
 from lowtide.kernels import statistics as norms
 
 Work = tuple[Callable[[], object], int]
@@ -31,6 +32,9 @@ def works(elements: int) -> dict[str, Work]:
     packed = pooling.pack_indices(indices, side, *geometry)
     sizes = list(x.shape)
     whole = 2 * x.nbytes + bits.nbytes
+    few = small.as_bytes(x)
+    shape = list(x.shape), list(x.stride())
+    ticket = files.moved(x)
     return {
         "pack_above": (lambda: masks.pack_above(x, 0.0), x.nbytes + bits.nbytes),
         "pack_inside": (lambda: masks.pack_inside(x, 0.0, 6.0), x.nbytes + bits.nbytes),
@@ -48,6 +52,14 @@ def works(elements: int) -> dict[str, Work]:
         "gradient_from_packed": (
             lambda: pooling.gradient_from_packed(y, packed, sizes, *geometry),
             x.nbytes + y.nbytes + packed.nbytes,
+        ),
+        "as_bytes": (lambda: small.as_bytes(x), x.nbytes + few.nbytes),
+        "from_bytes": (lambda: small.from_bytes(few, *shape), x.nbytes + few.nbytes),
+        "bfloat16": (x.bfloat16, x.nbytes * 3 // 2),
+        "moved": (lambda: files.moved(x), 2 * x.nbytes),
+        "moved_back": (
+            lambda: files.moved_back(ticket, *shape, x.dtype, x.device),
+            2 * x.nbytes,
         ),
         "clone": (x.clone, 2 * x.nbytes),
     }

@@ -25,11 +25,11 @@ from lowtide.solve.planner import solve
 from lowtide.solve.result import Status
 from lowtide.units import format_bytes
 
-__all__ = ["FRACTIONS", "Ablation", "ablate"]
+__all__ = ["FRACTIONS", "Ablation", "ablate", "only"]
 
 FRACTIONS = (0.6, 0.45, 0.33)
 _EXACT = tuple(r.name for r in DEFAULT_RULES if r.exactness is Exactness.EXACT)
-_ALL = tuple(r.name for r in DEFAULT_RULES)
+_ALL = (*_EXACT, *(r.name for r in DEFAULT_RULES if r.exactness is Exactness.ROUNDING))
 VARIANTS: dict[str, tuple[str, ...]] = {
     "none": (),
     **{name: (name,) for name in _EXACT},
@@ -164,7 +164,7 @@ def _plans(
     name: str,
 ) -> Iterator[tuple[str, Entry, Plan]]:
     for variant, rules in VARIANTS.items():
-        graph = _only(everything.graph, rules)
+        graph = only(everything.graph, rules)
         if rules and graph == everything.graph.as_captured():
             continue
         for fraction in FRACTIONS:
@@ -184,7 +184,7 @@ def _keep_all(everything: Plan) -> Plan:
     return plan_of(graph, budget, solve(graph, budget, seconds=1.0), allow=everything.allow)
 
 
-def _only(graph: Graph, rules: Sequence[str]) -> Graph:
+def only(graph: Graph, rules: Sequence[str]) -> Graph:
     """With the makers of these rules alone."""
     left = graph.without({o.name for o in graph.ops if o.rule and o.rule not in rules})
     if "in_place" in rules:

@@ -87,7 +87,7 @@ class Plan:
     @property
     def exact(self) -> bool:
         """The same bits as without a plan: nothing else was allowed, so nothing else was used."""
-        return not self.allow
+        return not set(self.allow) - {"move"}
 
     @cached_property
     def kept(self) -> Mapping[str, int]:
@@ -114,7 +114,7 @@ class Plan:
 
     def _bits(self) -> str:
         if self.exact:
-            return "same bits"
+            return "same bits, some through other memory" if self.allow else "same bits"
         error = self.gradient_error
         measured = "not measured" if error is None else f"measured {error:.0e}"
         return f"allowed: {', '.join(self.allow)} (gradient error {measured})"

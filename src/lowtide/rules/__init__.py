@@ -7,9 +7,11 @@ from lowtide.rules.base import Exactness, Proposal, Rule, add_makers
 from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
+from lowtide.rules.move import Move
 from lowtide.rules.pooling import Pools
 from lowtide.rules.replay import Replay
 from lowtide.rules.slices import Slices, SummedSlices
+from lowtide.rules.smaller import Halves, QuarterBytes
 
 __all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
@@ -25,4 +27,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Transposed(),
     Slices(),
     SummedSlices(),
+    Halves(),
+    QuarterBytes(),
+    Move(),
 )

@@ -2,7 +2,7 @@
 
 To add one: write a frozen dataclass with `name`, `reason`, `exactness` and `propose`, and put it into `DEFAULT_RULES`
 (`rules/__init__.py`) or pass it with `rules=`. Each proposed op names the captured op it is another form of (`of`) and the rule
-(`rule`); `capture/forms.py` must know how to call an op of that rule.
+(`rule`); `capture/forms/` must know how to call an op of that rule.
 """
 
 from __future__ import annotations

@@ -1,0 +1,28 @@
+"""Gradients from an activation's output, and a batch norm's output from its statistics."""
+
+from __future__ import annotations
+
+from lowtide.capture.convert import Captured
+from lowtide.capture.forms.base import Form
+from lowtide.ir.graph import Op
+from lowtide.kernels.statistics import normalised
+
+__all__ = ["from_output", "from_statistics"]
+
+
+def from_output(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, _, *numbers = plain.args
+    output = captured.tensors[op.inputs[1]]
+    same = [float(n) for n in output.args[1:]] == [
+        float(n) for n in numbers[: len(output.args) - 1]
+    ]
+    upward = "leaky" not in str(plain.target) or (len(output.args) > 1 and output.args[1] >= 0)
+    return Form(plain.target, (gradient, output, *numbers), {}) if same and upward else None
+
+
+def from_statistics(captured: Captured, op: Op, plain: Form) -> Form | None:
+    x, weight, bias = plain.args[:3]
+    mean, rstd = (captured.tensors.get(name) for name in op.inputs[-2:])
+    if mean is None or rstd is None:
+        return None
+    return Form(normalised, (x, weight, bias, mean, rstd), {})

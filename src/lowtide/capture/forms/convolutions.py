@@ -1,0 +1,57 @@
+"""Convolution gradients one at a time, by a transposed convolution, and in channels-last layout."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from lowtide.capture.convert import Captured
+from lowtide.capture.forms.base import Added, Form, gradient_mask
+from lowtide.ir.graph import Op
+from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
+
+__all__ = ["channels_last", "split", "transposed_form"]
+
+
+def split(captured: Captured, op: Op, plain: Form) -> Form:
+    """A backward whose last argument says which gradients to make: only those of this op's outputs."""
+    return Form(plain.target, (*plain.args[:-1], gradient_mask(captured, op, plain)), plain.kwargs)
+
+
+def transposed_form(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, given, weight, _, stride, padding, dilation, transposed, _, groups, _ = plain.args
+    shapes = [tuple(n.meta["val"].shape[2:]) for n in (given, gradient, weight)]
+    numbers = [*stride, *padding, *dilation, *(n for shape in shapes for n in shape)]
+    if transposed or not all(type(n) is int for n in numbers):
+        return None
+    missing = output_padding(*shapes, stride, padding, dilation)
+    return Form(input_gradient, (gradient, weight, stride, padding, dilation, missing, groups), {})
+
+
+def channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
+    if op.target == "lowtide.copy_back":
+        original = captured.tensors[op.outputs[0]]
+        copy = Added(op.inputs[0], _clone(original, torch.channels_last))
+        plainly = original.meta["val"].is_contiguous()
+        return _clone(copy, torch.contiguous_format) if plainly else None
+    gradient, given, weight, *rest = plain.args
+    copies = {node.name: _copy(op, node) for node in (gradient, given)}
+    if any(copy is None for copy in copies.values()):
+        return None
+    if op.target == "lowtide.copy":
+        added = copies[op.inputs[0]]
+        return added and added.form
+    mask = gradient_mask(captured, op, plain)
+    return Form(parameter_gradients, (*copies.values(), weight, *rest[:-1], mask), {})
+
+
+def _copy(op: Op, node: fx.Node) -> Added | None:
+    """As `rules/convolution.py` names it; None where the tensor has no such layout, or lies in it already."""
+    tensor = node.meta["val"]
+    if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
+        return None
+    return Added(f"{op.of}.{node.name}.{op.rule}", _clone(node, torch.channels_last))
+
+
+def _clone(original: fx.Node | Added, layout: torch.memory_format) -> Form:
+    return Form(torch.ops.aten.clone.default, (original,), {"memory_format": layout})
