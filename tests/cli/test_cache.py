@@ -9,6 +9,9 @@ import pytest
 
 from lowtide.cli import main
 from lowtide.cost.store import Cost, CostStore
+from lowtide.ir.program import unplanned
+from lowtide.plan.floors import Floors
+from tests.solve.builders import chain
 
 
 @pytest.fixture
@@ -53,3 +56,12 @@ def test_clear_removes_the_measurements_and_nothing_else(folder: Path, capsys):
     assert main(["cache", "clear"]) == 0
     assert "removed 4 measurements" in capsys.readouterr().out
     assert list(folder.iterdir()) == [other]
+
+
+def test_clear_removes_the_smallest_programs_too(folder: Path, capsys):
+    graph = chain(5)
+    floors = Floors(folder.parent / "floors")
+    floors.put(graph, unplanned(graph))
+    assert main(["cache", "clear"]) == 0
+    assert "and 1 smallest programs" in capsys.readouterr().out
+    assert floors.get(graph) is None

@@ -14,7 +14,7 @@ class CacheCommand:
     """List or clear the stored measurements.
 
     list: where the store is, and how many measurements it has for each environment (device, torch version, threads).
-    clear: remove them all. They are made again when they are needed.
+    clear: remove them all, and the smallest programs found where a budget was refused. They are made again when they are needed.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
@@ -40,9 +40,12 @@ def _list() -> Answer:
 
 def _clear() -> Answer:
     from lowtide.cost.store import clear, environments
+    from lowtide.plan.floors import Floors
 
     folder = settings().cost_dir
     measurements = sum(environments(folder).values())
     files = clear(folder)
-    text = f"removed {measurements} measurements in {files} files from {folder}"
-    return Answer(text, {"folder": str(folder), "measurements": measurements, "files": files})
+    programs = Floors(settings().floor_dir).clear()
+    kept = f" and {programs} smallest programs" if programs else ""
+    text = f"removed {measurements} measurements in {files} files{kept} from {folder.parent}"
+    return Answer(text, {"folder": str(folder), "measurements": measurements, "files": files, "programs": programs})  # fmt: skip

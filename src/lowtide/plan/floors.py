@@ -49,5 +49,12 @@ class Floors:
         except OSError as error:
             log.warning("cannot keep the smallest program found in %s: %s", self.folder, error)
 
+    def clear(self) -> int:
+        """How many programs were removed."""
+        found = list(self.folder.glob("*.json"))
+        for path in found:
+            path.unlink(missing_ok=True)
+        return len(found)
+
     def path(self, graph: Graph) -> Path:
         return self.folder / f"{graph_hash(graph)[:32]}.json"
