@@ -273,5 +273,5 @@ def test_listing_and_clearing(tmp_path: Path) -> None:
 
 def test_the_environment_names_what_costs_depend_on() -> None:
     key = environment_key("cpu  AMD | EPYC", "2.13.0", 2, ["b", "a"])
-    assert key == "cpu AMD / EPYC | torch 2.13.0 | 2 threads | a | b | method 1"
+    assert key == "cpu AMD / EPYC | torch 2.13.0 | 2 threads | a | b | method 2"
     assert key != environment_key("cpu  AMD | EPYC", "2.13.0", 4, ["b", "a"])

@@ -34,7 +34,9 @@ def as_bytes(x: Tensor) -> Tensor:
     scales, small = made[: _SCALE * blocks].view(torch.float32), made[_SCALE * blocks :].view(torch.int8)  # fmt: skip
     if COMPILED and x.device.type == "cpu":
         numbers = flat(x)
-        spread(_shrink, blocks, numbers, numbers.view(np.uint32), scales.numpy(), small.numpy())
+        spread(
+            _shrink, blocks, BLOCK, numbers, numbers.view(np.uint32), scales.numpy(), small.numpy()
+        )
         return made
     numbers = torch.nn.functional.pad(_in_order(x), (0, -x.numel() % BLOCK)).view(blocks, BLOCK)
     scales.copy_(numbers.abs().amax(1) / _MOST)
@@ -51,7 +53,7 @@ def from_bytes(made: Tensor, like: list[int], strides: list[int]) -> Tensor:
     blocks = -(-x.numel() // BLOCK)
     scales, small = made[: _SCALE * blocks].view(torch.float32), made[_SCALE * blocks :].view(torch.int8)  # fmt: skip
     if COMPILED and x.device.type == "cpu":
-        spread(_grow, blocks, scales.numpy(), small.numpy(), flat(x))
+        spread(_grow, blocks, BLOCK, scales.numpy(), small.numpy(), flat(x))
         return x
     each = scales.repeat_interleave(BLOCK)[: x.numel()]
     _in_order(x).copy_(small * each)

@@ -8,7 +8,13 @@ Each op is one pass over memory on the CPU; elsewhere, and without numba, it is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, flat, loop, spread
@@ -26,6 +32,8 @@ __all__ = [
 _LOOPED = (torch.float32, torch.float64)
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To copy elements without looking at them, by their bytes."""
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+"""Of each byte, the lowest first."""
 
 
 def _bits_for(x: Tensor) -> Tensor:
@@ -39,7 +47,7 @@ def pack_above(x: Tensor, threshold: float) -> Tensor:
         return _pack(~(x <= threshold))
     bits = _bits_for(x)
     values = flat(x)
-    spread(_pack_above, len(bits), values, values.dtype.type(threshold), bits.numpy())
+    spread(_pack_above, len(bits), 8, values, values.dtype.type(threshold), bits.numpy())
     return bits
 
 
@@ -51,7 +59,7 @@ def pack_inside(x: Tensor, low: float, high: float) -> Tensor:
     bits = _bits_for(x)
     values = flat(x)
     kind = values.dtype.type
-    spread(_pack_inside, len(bits), values, kind(low), kind(high), bits.numpy())
+    spread(_pack_inside, len(bits), 8, values, kind(low), kind(high), bits.numpy())
     return bits
 
 
@@ -60,7 +68,7 @@ def pack_true(mask: Tensor) -> Tensor:
     if not COMPILED or mask.device.type != "cpu":
         return _pack(mask)
     bits = _bits_for(mask)
-    spread(_pack_above, len(bits), flat(mask.view(torch.uint8)), 0, bits.numpy())
+    spread(_pack_above, len(bits), 8, flat(mask.view(torch.uint8)), 0, bits.numpy())
     return bits
 
 
@@ -79,7 +87,8 @@ def _masked_into(made: Tensor, gradient: Tensor, bits: Tensor) -> Tensor:
     if not COMPILED or gradient.device.type != "cpu":
         return made.copy_(torch.where(_unpacked(bits, gradient), gradient, 0))
     whole = _WHOLE[gradient.element_size()]
-    spread(_masked, len(bits), flat(gradient.view(whole)), bits.numpy(), flat(made.view(whole)))
+    given, new = flat(gradient.view(whole)), flat(made.view(whole))
+    _by_eights(_masked, given, bits.numpy(), _kept(given.dtype), new)
     return made
 
 
@@ -98,9 +107,33 @@ def _scaled_into(made: Tensor, gradient: Tensor, bits: Tensor, on: float, off: f
     if not _looped(gradient):
         return made.copy_(torch.where(_unpacked(bits, gradient), gradient * on, gradient * off))
     values = flat(gradient)
-    kind = values.dtype.type
-    spread(_scaled, len(bits), values, bits.numpy(), kind(on), kind(off), flat(made))
+    table = np.where(_BITS, on, off).astype(values.dtype)
+    _by_eights(_scaled, values, bits.numpy(), table, flat(made))
     return made
+
+
+def _by_eights(
+    function: Callable[..., None],
+    given: NDArray[Any],
+    bits: NDArray[Any],
+    table: NDArray[Any],
+    made: NDArray[Any],
+) -> None:
+    """The loop over all whole bytes; then over the last one, by way of eights of its own."""
+    whole, rest = len(given) // 8, len(given) % 8
+    eights = [array[: 8 * whole].reshape(-1, 8) for array in (given, made)]
+    spread(function, whole, 8, eights[0], bits, table, eights[1])
+    if rest:
+        last = np.zeros((1, 8), given.dtype)
+        last[0, :rest] = given[8 * whole :]
+        function(0, 1, last, bits[whole:], table, last)
+        made[8 * whole :] = last[0, :rest]
+
+
+@cache
+def _kept(kind: np.dtype[Any]) -> NDArray[Any]:
+    """Ones in all places of what is kept."""
+    return -_BITS.astype(kind)
 
 
 @pack_above.register_fake
@@ -179,25 +212,29 @@ def _pack_inside(first, last, x, low, high, bits):  # type: ignore[no-untyped-de
         bits[byte] = packed
 
 
-@loop
-def _masked(first, last, gradient, bits, made):  # type: ignore[no-untyped-def]
-    for byte in range(first, last):
-        start, packed = 8 * byte, bits[byte]
-        if start + 8 <= made.shape[0]:
-            for k in range(8):
-                made[start + k] = gradient[start + k] if packed >> k & 1 else 0
-        else:
-            for k in range(made.shape[0] - start):
-                made[start + k] = gradient[start + k] if packed >> k & 1 else 0
+# For each byte its eight factors, from a table: one load instead of eight shifts, which compilers do not vectorise. All eight are read before
+# one is written, because `made` may be the gradient. Indices without a sign need no look at whether they count from the end.
 
 
 @loop
-def _scaled(first, last, gradient, bits, on, off, made):  # type: ignore[no-untyped-def]
-    for byte in range(first, last):
-        start, packed = 8 * byte, bits[byte]
-        if start + 8 <= made.shape[0]:
-            for k in range(8):
-                made[start + k] = gradient[start + k] * (on if packed >> k & 1 else off)
-        else:
-            for k in range(made.shape[0] - start):
-                made[start + k] = gradient[start + k] * (on if packed >> k & 1 else off)
+def _masked(first, last, gradient, bits, table, made):  # type: ignore[no-untyped-def]
+    for i in range(np.uint64(first), np.uint64(last)):
+        p = np.uint64(bits[i])
+        a, b = gradient[i, 0] & table[p, 0], gradient[i, 1] & table[p, 1]
+        c, d = gradient[i, 2] & table[p, 2], gradient[i, 3] & table[p, 3]
+        e, f = gradient[i, 4] & table[p, 4], gradient[i, 5] & table[p, 5]
+        g, h = gradient[i, 6] & table[p, 6], gradient[i, 7] & table[p, 7]
+        made[i, 0], made[i, 1], made[i, 2], made[i, 3] = a, b, c, d
+        made[i, 4], made[i, 5], made[i, 6], made[i, 7] = e, f, g, h
+
+
+@loop
+def _scaled(first, last, gradient, bits, table, made):  # type: ignore[no-untyped-def]
+    for i in range(np.uint64(first), np.uint64(last)):
+        p = np.uint64(bits[i])
+        a, b = gradient[i, 0] * table[p, 0], gradient[i, 1] * table[p, 1]
+        c, d = gradient[i, 2] * table[p, 2], gradient[i, 3] * table[p, 3]
+        e, f = gradient[i, 4] * table[p, 4], gradient[i, 5] * table[p, 5]
+        g, h = gradient[i, 6] * table[p, 6], gradient[i, 7] * table[p, 7]
+        made[i, 0], made[i, 1], made[i, 2], made[i, 3] = a, b, c, d
+        made[i, 4], made[i, 5], made[i, 6], made[i, 7] = e, f, g, h

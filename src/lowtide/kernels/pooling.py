@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,7 +43,7 @@ def pack_indices(
     """`width`: of a plane of the pool's input."""
     packed = _packed_for(indices)
     spread(
-        _pack, len(packed), flat(indices), indices.shape[-2], indices.shape[-1], width,
+        _pack, len(packed), indices.shape[-1], flat(indices), indices.shape[-2], indices.shape[-1], width,
         kernel[1], stride[0], stride[1], padding[0], padding[1], packed.numpy(),
     )  # fmt: skip
     return packed
@@ -71,9 +72,11 @@ def gradient_from_packed(
     """Added up in ATen's order: window by window, plane by plane."""
     made = gradient.new_empty(sizes)
     planes = made.numel() // max(sizes[-1] * sizes[-2], 1)
+    local = np.arange(16)
+    places = local // kernel[1] * sizes[-1] + local % kernel[1]
     spread(
-        _scatter, planes, flat(gradient), gradient.shape[-2], gradient.shape[-1], packed.numpy(), kernel[1],
-        stride[0], stride[1], padding[0], padding[1], flat(made), sizes[-2], sizes[-1],
+        _scatter, planes, sizes[-1] * sizes[-2], flat(gradient), gradient.shape[-2], gradient.shape[-1], packed.numpy(),
+        places, stride[0], stride[1], padding[0], padding[1], flat(made), sizes[-2], sizes[-1],
     )  # fmt: skip
     return made
 
@@ -116,7 +119,7 @@ def _scatter(
     rows,
     columns,
     packed,
-    kernel,
+    places,
     down,
     along,
     above,
@@ -133,6 +136,5 @@ def _scatter(
             line = plane * rows + row
             for column in range(columns):
                 local = (packed[line, column // 2] >> (4 * (column % 2))) & 15
-                y = row * down - above + local // kernel
-                x = column * along - left + local % kernel
-                made[start + y * width + x] += gradient[line * columns + column]
+                corner = start + (row * down - above) * width + column * along - left
+                made[corner + places[local]] += gradient[line * columns + column]
