@@ -29,7 +29,6 @@ def tiny_zoo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("estimated")
 def test_every_variant_is_planned_run_and_compared(tmp_path: Path):
     said: list[str] = []
     found = ablate(["tiny"], tmp_path, rounds=2, seconds=0.3, tell=said.append)

@@ -52,11 +52,11 @@ class Residual(nn.Module):
 def batch(number: int) -> tuple[Tensor, Tensor]:
     """Which quarter is bright?"""
     generator = torch.Generator().manual_seed(number)
-    labels = torch.randint(4, (16,), generator=generator)
-    images = torch.randn(16, 3, 24, 24, generator=generator)
+    labels = torch.randint(4, (12,), generator=generator)
+    images = torch.randn(12, 3, 16, 16, generator=generator)
     for image, label in zip(images, labels.tolist(), strict=True):
-        row, column = 12 * (label // 2), 12 * (label % 2)
-        image[:, row : row + 12, column : column + 12] += 0.5
+        row, column = 8 * (label // 2), 8 * (label % 2)
+        image[:, row : row + 8, column : column + 8] += 0.5
     return images, labels
 
 
