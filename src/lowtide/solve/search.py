@@ -62,7 +62,7 @@ class Pace:
     """Each further thread starts so many times hotter."""
 
 
-_QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 4.0)
+_QUICK = Pace(0.5, 20_000, (3e-4, 3e-5, 3e-3, 1e-4), 2.0)
 
 
 class Search:
