@@ -118,7 +118,7 @@ def _allowed(source: Graph | Plan, allow: Sequence[str]) -> tuple[str, ...]:
 
 def _with_makers(source: Graph | Plan, rules: Sequence[Rule] | None, allow: Sequence[str]) -> Graph:
     graph = source.graph if isinstance(source, Plan) else source
-    if rules is None and any(o.rule for o in graph.ops):
+    if rules is None and (isinstance(source, Plan) or any(o.rule for o in graph.ops)):
         allowed = {Exactness.EXACT, *map(Exactness, allow)}
         other = {r.name for r in DEFAULT_RULES if r.exactness not in allowed}
         return graph.without({o.name for o in graph.ops if o.rule in other})
