@@ -32,9 +32,8 @@ class Floors:
             return None
         try:
             return read_program(graph, read_content(path).get("program"))
-        except (
-            LowtideError
-        ) as error:  # damaged, or of another version: found again where it matters
+        except LowtideError as error:
+            # Damaged, or of another version: found again where it matters.
             log.debug("the smallest program in %s is not used: %s", path, error)
             return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 import lowtide.kernels.bytes
@@ -17,31 +19,38 @@ _cast = torch.ops.aten._to_copy.default
 
 
 def half(captured: Captured, op: Op, plain: Form) -> Form | None:
-    given = op.inputs[0] if op.target == "lowtide.encode" else op.outputs[0]
-    node = captured.tensors[given]
-    smaller = Form(_cast, (node,), {"dtype": torch.bfloat16})
-    if op.target == "lowtide.encode":
-        return smaller if dense(node.meta["val"]) else None
-    return Form(_cast, (Added(op.inputs[0], smaller),), {"dtype": torch.float32})
+    def back(small: Added, tensor: torch.Tensor) -> Form:
+        return Form(_cast, (small,), {"dtype": tensor.dtype})
+
+    return _either_way(captured, op, Form(_cast, (), {"dtype": torch.bfloat16}), back)
 
 
 def quarter_bytes(captured: Captured, op: Op, plain: Form) -> Form | None:
-    given = op.inputs[0] if op.target == "lowtide.encode" else op.outputs[0]
-    node = captured.tensors[given]
-    tensor = node.meta["val"]
-    smaller = Form(_ops.as_bytes.default, (node,), {})
-    if op.target == "lowtide.encode":
-        return smaller if dense(tensor) else None
-    shape = [*tensor.shape], [*tensor.stride()]
-    return Form(_ops.from_bytes.default, (Added(op.inputs[0], smaller), *shape), {})
+    def back(small: Added, tensor: torch.Tensor) -> Form:
+        return Form(_ops.from_bytes.default, (small, *_layout(tensor)), {})
+
+    return _either_way(captured, op, Form(_ops.as_bytes.default, (), {}), back)
 
 
 def move(captured: Captured, op: Op, plain: Form) -> Form | None:
-    given = op.inputs[0] if op.target == "lowtide.encode" else op.outputs[0]
-    node = captured.tensors[given]
-    tensor = node.meta["val"]
-    away = Form(_ops.moved.default, (node,), {})
-    if op.target == "lowtide.encode":
-        return away if dense(tensor) else None
-    back = ([*tensor.shape], [*tensor.stride()], tensor.dtype, tensor.device)
-    return Form(_ops.moved_back.default, (Added(op.inputs[0], away), *back), {})
+    def back(ticket: Added, tensor: torch.Tensor) -> Form:
+        where = (*_layout(tensor), tensor.dtype, tensor.device)
+        return Form(_ops.moved_back.default, (ticket, *where), {})
+
+    return _either_way(captured, op, Form(_ops.moved.default, (), {}), back)
+
+
+def _either_way(
+    captured: Captured, op: Op, there: Form, back: Callable[[Added, torch.Tensor], Form]
+) -> Form | None:
+    """The call that encodes a tensor, which is then its only argument, or the one that makes it again; the tensor must be dense."""
+    encodes = op.target == "lowtide.encode"
+    node = captured.tensors[op.inputs[0] if encodes else op.outputs[0]]
+    encode = Form(there.target, (node,), there.kwargs)
+    if not dense(node.meta["val"]):
+        return None
+    return encode if encodes else back(Added(op.inputs[0], encode), node.meta["val"])
+
+
+def _layout(tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+    return [*tensor.shape], [*tensor.stride()]
