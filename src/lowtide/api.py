@@ -80,8 +80,9 @@ def plan(
     floors = Floors(settings().floor_dir)
     result = solve(graph, limit, solver=solver, seconds=seconds, known=floors.get(graph))
     if result.status is Status.INFEASIBLE:
-        floors.put(graph, result.program)
-        raise budget_error(graph, result.program, limit, before, needed=result.peak)
+        smallest = floors.put(graph, result.program)
+        needed = simulate(graph, smallest).peak
+        raise budget_error(graph, smallest, limit, before, needed)
     made = plan_of(graph, limit, result, allow=allow)
     return replace(made, environment=source.environment) if isinstance(source, Plan) else made
 

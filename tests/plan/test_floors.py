@@ -24,7 +24,7 @@ def test_the_smaller_program_is_kept(tmp_path: Path):
     assert floors.get(graph) is None
     floors.put(graph, unplanned(graph))
     floors.put(graph, smallest(graph))
-    floors.put(graph, unplanned(graph))
+    assert floors.put(graph, unplanned(graph)) == smallest(graph)
     assert floors.get(graph) == smallest(graph)
     assert floors.get(chain(11)) is None
 

@@ -244,7 +244,7 @@ class Session:
 
     def refusal(self, graph: Graph, smallest: Program, budget: int, before: int) -> BudgetError:
         """What is suggested instead is kept, and leaves the reserve, so that asking for it works."""
-        self.floors.put(graph, smallest)
+        smallest = self.floors.put(graph, smallest)
         needed = int(simulate(graph, smallest).peak / (1 - _RESERVE)) + self.learnt + 1
         return budget_error(graph, smallest, budget, before, needed)
 

@@ -37,16 +37,18 @@ class Floors:
             log.debug("the smallest program in %s is not used: %s", path, error)
             return None
 
-    def put(self, graph: Graph, program: Program) -> None:
+    def put(self, graph: Graph, program: Program) -> Program:
+        """The smallest program known now."""
         known = self.get(graph)
         if known is not None and simulate(graph, known).peak <= simulate(graph, program).peak:
-            return
+            return known
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             content = {"lowtide": "program", "program": [list(s) for s in program.steps]}
             write_content(self.path(graph), content)
         except OSError as error:
             log.warning("cannot keep the smallest program found in %s: %s", self.folder, error)
+        return program
 
     def clear(self) -> int:
         """How many programs were removed."""
