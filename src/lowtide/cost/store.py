@@ -55,6 +55,8 @@ class Cost:
     how: How = "measured"
     same_bits: bool = True
     """Of an entry that compares two calls: are they equal to the bit?"""
+    looks: int = 1
+    """How often it was measured undisturbed. The seconds are the least of these."""
 
 
 class CostStore:
@@ -179,15 +181,19 @@ def _decode(line: bytes) -> dict[str, object] | None:
 def _entry(signature: str, cost: Cost) -> dict[str, object]:
     numbers = {"seconds": float(cost.seconds), "workspace": int(cost.workspace)}
     bits = {} if cost.same_bits else {"same_bits": False}
-    return {"signature": signature, **numbers, "how": cost.how, **bits}
+    looks = {} if cost.looks == 1 else {"looks": cost.looks}
+    return {"signature": signature, **numbers, "how": cost.how, **bits, **looks}
 
 
 def _cost(entry: dict[str, object]) -> Cost | None:
     """None for an entry of another version of Lowtide that means something else."""
     match entry:
         case {"signature": str(), "seconds": float(s), "workspace": int(w), "how": "measured"}:
+            if not math.isfinite(s) or s < 0 or w < 0:
+                return None
+            looks = entry.get("looks", 1)
             same = entry.get("same_bits", True) is True
-            return Cost(s, w, same_bits=same) if math.isfinite(s) and s >= 0 and w >= 0 else None
+            return Cost(s, w, same_bits=same, looks=looks if isinstance(looks, int) else 1)
     return None
 
 
