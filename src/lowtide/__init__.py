@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lowtide import nn
     from lowtide.api import apply, fit, frontier, load, measure_peak, plan
     from lowtide.errors import BudgetError, LowtideError
     from lowtide.plan.plan import Plan
@@ -27,6 +28,7 @@ __all__ = [
     "frontier",
     "load",
     "measure_peak",
+    "nn",
     "plan",
 ]
 
@@ -49,6 +51,8 @@ del globals()["plan"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("lowtide.nn")
     if name not in _HOME:
         raise AttributeError(f"module 'lowtide' has no attribute {name!r}", name=name, obj=None)
     value = getattr(import_module(_HOME[name]), name)

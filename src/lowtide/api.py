@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lowtide.errors import OptionError, did_you_mean
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan, plan_of
-from lowtide.rules import DEFAULT_RULES, Exactness, Rule, add_makers
+from lowtide.rules import BY_DEFAULT, DEFAULT_RULES, Exactness, Rule, add_makers
 from lowtide.units import Budget, parse_budget
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _allowed(source: Graph | Plan, allow: Sequence[str]) -> tuple[str, ...]:
 def _with_makers(source: Graph | Plan, rules: Sequence[Rule] | None, allow: Sequence[str]) -> Graph:
     graph = source.graph if isinstance(source, Plan) else source
     if rules is None and (isinstance(source, Plan) or any(o.rule for o in graph.ops)):
-        allowed = {Exactness.EXACT, *map(Exactness, allow)}
+        allowed = {*BY_DEFAULT, *map(Exactness, allow)}
         other = {r.name for r in DEFAULT_RULES if r.exactness not in allowed}
         return graph.without({o.name for o in graph.ops if o.rule in other})
     chosen = DEFAULT_RULES if rules is None else rules
@@ -172,7 +172,7 @@ def make_options(
         raise OptionError(
             f"no solver called {solver!r}{did_you_mean(str(solver), list(SOLVERS))} Known: {', '.join(SOLVERS)}"
         )
-    known = [str(e) for e in Exactness if e is not Exactness.EXACT]
+    known = [str(e) for e in Exactness if e not in BY_DEFAULT]
     words = (allow,) if isinstance(allow, str) else tuple(allow)
     for word in words:
         if word not in known:

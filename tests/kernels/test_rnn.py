@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from lowtide.kernels import rnn, rnn_onednn
+from lowtide.kernels import rnn, rnn_fused, rnn_onednn
 from lowtide.kernels.rnn_gru import gru_layer, gru_layer_backward, rnn_layer, rnn_layer_backward
 from lowtide.kernels.rnn_lstm import choose_kernel, lstm_layer, lstm_layer_backward
 
@@ -215,6 +215,11 @@ def layer_calls() -> dict[str, tuple[Any, tuple[Any, ...]]]:
         calls["lstm onednn"] = (lstm_layer, lstm_arguments("onednn", f32, reverse=True))
         calls["lstm onednn no bias"] = (lstm_layer, lstm_arguments("onednn", f32, bias=False))
         calls["lstm onednn no workspace"] = (lstm_layer, lstm_arguments("onednn", f32, keep=False))
+    if rnn_fused.supports(torch.zeros(1, 1, 1), None):
+        f32 = torch.float32
+        calls["lstm fused"] = (lstm_layer, lstm_arguments("fused", f32, reverse=True))
+        calls["lstm fused no bias"] = (lstm_layer, lstm_arguments("fused", f32, bias=False))
+        calls["lstm fused without gates"] = (lstm_layer, lstm_arguments("fused", f32, keep=False))
     return calls
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import inspect
 import operator
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -142,30 +144,37 @@ class _Lowering:
             form, args = Form(again.replay, (), {}), (*noted, *args)
         call = self.call(form.target, args, kwargs, self.meta(op, node, form))
         skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
-        self.put(op, call, skipped)
+        self.put(op, call, skipped, form.elements)
         self.ran.add(op.name)
 
     def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
         """The captured call's; of what only rules make, what the form makes of fake tensors."""
-        if op.outputs[0] in self.captured.graph.value:
+        if op.outputs[0] in self.captured.graph.value and not form.elements:
             return node.meta
         original = next(n for n in form.args if isinstance(n, fx.Node)).meta
         with original["val"].fake_mode:
             return {**original, "val": form.call(lambda node: node.meta["val"])}
 
-    def put(self, op: Op, call: fx.Node, skipped: frozenset[int] = frozenset()) -> None:
+    def put(
+        self,
+        op: Op,
+        call: fx.Node,
+        skipped: frozenset[int] = frozenset(),
+        added: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Note the op's outputs as the newest copies. The caller gets the first copy of what it gets; `skipped` are
-        elements that a second run does not really make."""
+        elements that a second run does not really make, `added` those that only rules know."""
         for name in op.outputs:
             if op.name in self.ran and name in self.returned:
                 continue
             if self.captured.elements.get(name) in skipped:
                 continue
-            index = self.captured.elements.get(name)
+            index = self.captured.elements.get(name, added.get(name))
             made = call
             if index is not None:
                 made = self.new.call_function(operator.getitem, (call, index))
-                made.meta = self.tagged(self.captured.tensors[name].meta)
+                known = self.captured.tensors[name].meta if name not in added else {}
+                made.meta = self.tagged(known)
                 if not isinstance(made.meta.get("val"), torch.Tensor):
                     made.meta["val"] = call.meta["val"][index]
             if self.graph.value[name].is_view:

@@ -23,14 +23,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["COMPILED", "flat", "loop", "spread"]
+from lowtide.solve.compiled import COMPILED, remove_stale_caches
 
-try:
-    from numba import njit
+__all__ = ["COMPILED", "barrier", "flat", "inline", "loop", "shares", "spread", "together", "wait"]
 
-    COMPILED = True
-except ImportError:  # no wheel for this Python yet
-    COMPILED = False
+if COMPILED:
+    from llvmlite import ir
+    from numba import njit, types
+    from numba.extending import intrinsic
+
+remove_stale_caches(Path(__file__).parent)
 
 _LEAST = 1 << 17
 """Numbers that are worth a thread."""
@@ -44,12 +46,18 @@ def loop(function: Callable[..., None]) -> Callable[..., None]:
     return fast
 
 
+def inline(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for a function that loops call. A number over zero is infinite, as in torch: whoever has to look cannot do eight at once."""
+    if not COMPILED:
+        return function
+    fast: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(function)
+    return fast
+
+
 def spread(function: Callable[..., None], turns: int, each: int, *arguments: Any) -> None:
     """`function(first, last, *arguments)` for all of range(turns), a stretch for each thread. A turn is for `each` so many numbers."""
-    threads = max(1, min(torch.get_num_threads(), turns, turns * each // _LEAST))
-    edges = [turns * i // threads for i in range(threads + 1)]
-    stretches = list(pairwise(edges))
-    if threads == 1:
+    stretches = shares(turns, min(turns, turns * each // _LEAST))
+    if len(stretches) == 1:
         function(0, turns, *arguments)
         return
     team = _team()
@@ -62,9 +70,46 @@ def spread(function: Callable[..., None], turns: int, each: int, *arguments: Any
         job.result()
 
 
+def shares(turns: int, most: int) -> list[tuple[int, int]]:
+    """Equal stretches of range(turns), but for one turn more or less: one for each thread, at most so many."""
+    threads = max(1, min(torch.get_num_threads(), most))
+    return list(pairwise([turns * i // threads for i in range(threads + 1)]))
+
+
+def together(
+    function: Callable[..., None], stretches: list[tuple[int, int]], *arguments: Any
+) -> bool:
+    """All stretches at the same time, each on a thread of its own, so that they may `wait` for each other; False if that cannot be."""
+    if len(stretches) == 1:
+        function(*stretches[0], *arguments)
+        return True
+    team = _team()
+    return team is not None and team.run(function, stretches, arguments, at_once=True)
+
+
+def barrier() -> int:
+    """Address of the function at which threads that run `together` wait for each other; 0 if there are none."""
+    team = _team()
+    return 0 if team is None else team.barrier
+
+
 def flat(tensor: Tensor) -> NDArray[Any]:
     """The elements in the order they lie in memory; the tensor must be dense."""
     return tensor.as_strided((tensor.numel(),), (1,)).numpy()
+
+
+if COMPILED:
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def wait(_: Any, address: Any) -> Any:
+        """In a loop: for all others that run `together` with it. `address` is `barrier()`."""
+
+        def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), generate
 
 
 class _Team:
@@ -77,17 +122,24 @@ class _Team:
         self.parallel.argtypes = [self.callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self.parallel.restype = None
         self.number, self.count = library.omp_get_thread_num, library.omp_get_num_threads
+        self.barrier = int(ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0)
 
     def run(
         self,
         function: Callable[..., None],
         stretches: list[tuple[int, int]],
         arguments: tuple[Any, ...],
-    ) -> None:
+        at_once: bool = False,
+    ) -> bool:
+        """Whether it ran: `at_once` it does so only if there is a thread for each stretch."""
         failed: list[BaseException] = []
+        enough = [True]
 
         def work(_: object) -> None:
             try:  # fewer threads may have come than were asked for
+                if at_once and self.count() != len(stretches):
+                    enough[0] = False
+                    return
                 for first, last in stretches[self.number() :: self.count()]:
                     function(first, last, *arguments)
             except BaseException as error:  # nothing may be raised into the runtime
@@ -96,6 +148,7 @@ class _Team:
         self.parallel(self.callback(work), None, len(stretches), 0)
         if failed:
             raise failed[0]
+        return enough[0]
 
 
 @cache

@@ -36,13 +36,15 @@ def lstm(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    kernel: str = "",
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.lstm`: y, h_n, c_n."""
+    """`torch.lstm`: y, h_n, c_n. By the kernel that eager would use, or by the named one; "fused" can do without keeping its gates."""
     h0, c0 = hx
     has_projection = h0.shape[2] != c0.shape[2]
     weights = _by_layer(params, has_biases, has_projection)
     fused = _eager_is_fused(input, has_projection)
-    keep = _wants_gradient(input, h0, c0, *params)
+    trains = _wants_gradient(input, h0, c0, *params)
 
     def cell(x: Tensor, index: int, reverse: bool) -> tuple[Tensor, ...]:
         h, c = h0[index], c0[index]
@@ -50,8 +52,9 @@ def lstm(
         if fused:
             h, c = _autocast(h, c)
         w_ih, w_hh, b_ih, b_hh, w_hr = layer
-        kernel = choose_kernel(x, w_hr)
-        return lstm_layer(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, reverse, kernel, keep)[:3]
+        chosen = kernel or choose_kernel(x, w_hr)
+        kept = trains and (keep or chosen != "fused")
+        return lstm_layer(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, reverse, chosen, kept)[:3]
 
     y, h_n, c_n = _stack(cell, input, num_layers, dropout, train, bidirectional, batch_first)
     return y, h_n, c_n

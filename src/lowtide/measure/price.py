@@ -91,7 +91,8 @@ def _from_less(one: Op, other: Op) -> bool:
 
 def _not_faster(graph: Graph) -> Iterable[Op]:
     """Another form of an op is not faster than it: where measurements say so it is mostly noise, and a planner would find all of
-    it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part."""
+    it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part. Whole
+    recurrent layers take long enough to be believed."""
     parts: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.rule == "split":
@@ -101,7 +102,8 @@ def _not_faster(graph: Graph) -> Iterable[Op]:
         factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
         least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        yield replace(op, seconds=max(op.seconds, least.get((op.of, op.outputs), 0.0)))
+        floor = 0.0 if op.rule == "recurrent" else least.get((op.of, op.outputs), 0.0)
+        yield replace(op, seconds=max(op.seconds, floor))
 
 
 def _is_call(graph: Graph, op: Op) -> bool:
@@ -122,7 +124,7 @@ def _call(form: Form) -> Call:
 def _fake(added: Added) -> torch.Tensor:
     tensor = next(n for n in added.form.args if isinstance(n, fx.Node)).meta["val"]
     with tensor.fake_mode:
-        made: torch.Tensor = added.form.call(lambda node: node.meta["val"])
+        made: torch.Tensor = added.make(lambda node: node.meta["val"])
     return made
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program, unplanned
+from lowtide.rules import DEFAULT_RULES, Exactness
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.units import format_bytes, format_percent, format_seconds
 
@@ -86,8 +87,15 @@ class Plan:
 
     @property
     def exact(self) -> bool:
-        """The same bits as without a plan: nothing else was allowed, so nothing else was used."""
-        return not set(self.allow) - {"move"}
+        """The same bits as without a plan: nothing else was allowed, so nothing else was used, and no layer has another kernel."""
+        return not set(self.allow) - {"move"} and not self.other_kernels
+
+    @cached_property
+    def other_kernels(self) -> tuple[str, ...]:
+        """Captured ops that run by another kernel, whose last bits differ."""
+        rules = {r.name for r in DEFAULT_RULES if r.exactness is Exactness.KERNEL}
+        ops = (self.graph.op[name] for name in self.program.counts)
+        return tuple(sorted({op.of for op in ops if op.rule in rules}))
 
     @cached_property
     def kept(self) -> Mapping[str, int]:
@@ -117,7 +125,9 @@ class Plan:
             return "same bits, some through other memory" if self.allow else "same bits"
         error = self.gradient_error
         measured = "not measured" if error is None else f"measured {error:.0e}"
-        return f"allowed: {', '.join(self.allow)} (gradient error {measured})"
+        kernels = f"{len(self.other_kernels)} ops by another kernel" if self.other_kernels else ""
+        allowed = f"allowed: {', '.join(self.allow)}" if self.allow else ""
+        return f"{', '.join(filter(None, (allowed, kernels)))} (gradient error {measured})"
 
     def __str__(self) -> str:
         fits = self.status != "infeasible"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from lowtide.rules.activations import FromOutput, Statistics
-from lowtide.rules.base import Exactness, Proposal, Rule, add_makers
+from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
 from lowtide.rules.pooling import Pools
+from lowtide.rules.recurrent import Recurrent
 from lowtide.rules.replay import Replay
 from lowtide.rules.slices import Slices, SummedSlices
 from lowtide.rules.smaller import Halves, QuarterBytes
 
-__all__ = ["DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = ["BY_DEFAULT", "DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
@@ -25,6 +26,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     ChannelsLast(),
     SplitBackward(),
     Transposed(),
+    Recurrent(),
     Slices(),
     SummedSlices(),
     Halves(),

@@ -15,18 +15,24 @@ from typing import Protocol
 
 from lowtide.ir.graph import Graph, Op, Value
 
-__all__ = ["Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = ["BY_DEFAULT", "Exactness", "Proposal", "Rule", "add_makers"]
 
 
 class Exactness(StrEnum):
     EXACT = "exact"
     """The same bits."""
+    KERNEL = "kernel"
+    """The same mathematics by another kernel for a whole layer: the last bits differ, as they do between devices."""
     ROUNDING = "rounding"
     """The same mathematics, other rounding."""
     LOSSY = "lossy"
     """A smaller, approximate form."""
     MOVE = "move"
     """The same bits, through other memory."""
+
+
+BY_DEFAULT = (Exactness.EXACT, Exactness.KERNEL)
+"""What need not be allowed."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ def add_makers(
 ) -> Graph:
     """The graph with what the allowed rules propose, each op right after the captured op it is another form of, or after the rules' op
     that makes what it reads. With `fuel`, only the first so many proposals: to find a wrong one by halving."""
-    allowed = {Exactness.EXACT, *map(Exactness, allow)}
+    allowed = {*BY_DEFAULT, *map(Exactness, allow)}
     place = {op.name: number for number, op in enumerate(graph.ops)}
     after: dict[str, int] = {}
     proposed: dict[int, list[Op]] = {}

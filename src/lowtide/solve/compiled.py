@@ -4,7 +4,7 @@ The planner plays tens of thousands of candidate programs a second; interpreted 
 functions as they are written, so there is one source and no build step; its result is cached beside the source.
 
 numba renews a cached function when its own file changes, not when one that it calls does. So caches older than the newest
-source here are removed.
+source in their folder are removed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["COMPILED", "compiled", "inlined"]
+__all__ = ["COMPILED", "compiled", "inlined", "remove_stale_caches"]
 
 try:
     from numba import njit
@@ -40,7 +40,7 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     return fast
 
 
-def _remove_stale_caches(folder: Path) -> None:
+def remove_stale_caches(folder: Path) -> None:
     with suppress(OSError):
         newest = max(source.stat().st_mtime for source in folder.glob("*.py"))
         for cached in folder.glob("__pycache__/*.nb[ci]"):
@@ -48,4 +48,4 @@ def _remove_stale_caches(folder: Path) -> None:
                 cached.unlink()
 
 
-_remove_stale_caches(Path(__file__).parent)
+remove_stale_caches(Path(__file__).parent)

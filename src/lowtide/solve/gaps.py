@@ -74,7 +74,7 @@ class Gaps:
     """The waits of all storages, in the order they begin."""
 
     touches: Lists
-    """For each position the storages its op reads, in whichever way, or makes ..."""
+    """For each position the storages its op reads or makes, in whichever way ..."""
     next: Ints
     """... and, packed alike, the gap that begins there."""
     storage: Ints
@@ -110,18 +110,24 @@ class Layout:
     parts: Lists
 
     def read_by_any_way(self, op: int) -> list[int]:
-        parts = [part for way in self.ways[op].tolist() for part in self.parts[way].tolist()]
-        return [s for part in parts for s in self.reads[part]]
+        return [s for part in self._all_parts(op) for s in self.reads[part]]
+
+    def made_by_any_way(self, op: int) -> list[int]:
+        return [s for part in self._all_parts(op) for s in self.makes[part]]
+
+    def _all_parts(self, op: int) -> list[int]:
+        return [part for way in self.ways[op].tolist() for part in self.parts[way].tolist()]
 
     def storages(self, names: set[str]) -> set[int]:
         return {self.number[n] for n in names if n in self.number}
 
 
 def find_gaps(layout: Layout) -> Gaps:
-    captured = {s for o in layout.order for s in layout.reads[o] + layout.makes[o]}
+    made = [layout.made_by_any_way(o) for o in layout.order]
+    known = {s for o, all_made in zip(layout.order, made) for s in layout.reads[o] + all_made}
     touches = [
-        [s for s in dict.fromkeys(layout.read_by_any_way(o) + layout.makes[o]) if s in captured]
-        for o in layout.order
+        [s for s in dict.fromkeys(layout.read_by_any_way(o) + all_made) if s in known]
+        for o, all_made in zip(layout.order, made)
     ]
     storage: list[int] = []
     start: list[int] = []

@@ -224,8 +224,10 @@ def _narrower(
 def _ways(
     ops: tuple[Op, ...], op_number: dict[str, int], makes: list[list[int]], again: Flags
 ) -> tuple[Lists, Lists]:
-    """Each captured op as itself, and as every set of rules' ops that make its outputs between them, each once."""
+    """Each captured op as itself, and as every set of rules' ops that make its outputs between them, each once; also as one that makes
+    something else in the place of some, for other forms of the ops that read these."""
     forms: dict[int, list[int]] = {}
+    others: dict[int, list[int]] = {}
     for op in ops:
         captured, form = op_number.get(op.of, -1), op_number[op.name]
         if captured < 0 or not again[captured].any() or not again[form, op.segment]:
@@ -234,10 +236,13 @@ def _ways(
             continue
         if makes[form] and set(makes[form]) <= set(makes[captured]):
             forms.setdefault(captured, []).append(form)
+        elif set(makes[form]) & set(makes[captured]):
+            others.setdefault(captured, []).append(form)
     ways: list[list[int]] = []
     parts: list[list[int]] = []
     for i in range(len(makes)):
         found = [[i], *(_covers(set(makes[i]), forms[i], makes) if i in forms else ())]
+        found += [[form] for form in others.get(i, ())]
         ways.append([*range(len(parts), len(parts) + len(found))])
         parts += found
     return pack(ways), pack(parts)

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import activations, convolutions, encodings, masks, regions
+from lowtide.capture.forms import activations, convolutions, encodings, masks, recurrent, regions
 from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
 from lowtide.errors import GraphError
@@ -34,6 +34,7 @@ _FORMS: dict[str, FormOf] = {
     "pool": masks.pool,
     "slices": regions.slices,
     "summed": regions.summed,
+    "recurrent": recurrent.fused,
     "half": encodings.half,
     "int8": encodings.quarter_bytes,
     "move": encodings.move,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,8 @@ class Form(NamedTuple):
     args: tuple[Any, ...]
     """With nodes of the captured joint graph, and `Added` for values that rules added."""
     kwargs: dict[str, Any]
+    elements: Mapping[str, int] = MappingProxyType({})
+    """Of a call that makes several, among them values that a rule added: which ones these are."""
 
     def arguments(
         self, node: Callable[[fx.Node], Any], added: Callable[[Added], Any]
@@ -30,7 +33,7 @@ class Form(NamedTuple):
 
     def call(self, node: Callable[[fx.Node], Any]) -> Any:
         """Run it on what stands for each node; added values are made on the way."""
-        args, kwargs = self.arguments(node, lambda added: added.form.call(node))
+        args, kwargs = self.arguments(node, lambda added: added.make(node))
         return self.target(*args, **kwargs)
 
 
@@ -40,6 +43,10 @@ class Added:
 
     name: str
     form: Form
+
+    def make(self, node: Callable[[fx.Node], Any]) -> Any:
+        made = self.form.call(node)
+        return made[self.form.elements[self.name]] if self.form.elements else made
 
 
 FormOf = Callable[[Captured, Op, Form], Form | None]

@@ -1,0 +1,401 @@
+"""One LSTM layer on CPU in float32, in few passes over memory: one compiled loop runs all steps, and little is kept.
+
+Forward: one GEMM for the input part of all steps; then the hidden units are shared among threads, and each thread runs through all
+steps with its units: their part of the small GEMM, with weights that were packed once, then gates, cell and output of one sample after the
+other, while they are in the cache. Once per step the threads wait for each other. (Shared by samples nobody would have to wait, but every
+thread would read all the weights: a fifth slower.)
+
+Backward goes through the sequence in stretches of a few steps, the last first, and holds the gradients of the gates of one stretch at
+a time. Cell states are run again from the state at the start of the stretch, which is in the workspace, elementwise. There are two ways
+to the gates:
+
+    kept       in the workspace, too: (T, B, 4H), activated, as forward made them
+    not kept   computed again, from x and from y, which holds all hidden states: same calls on same numbers, so same bits
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowtide.kernels.elementary import sigmoid, tanh
+from lowtide.kernels.loops import COMPILED, barrier, inline, loop, shares, spread, together, wait
+from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply
+from lowtide.rules.recurrent import kept_numbers, stretch
+
+__all__ = ["backward", "forward", "supports", "workspace_elements"]
+
+_ONE = np.float32(1)
+
+
+def supports(x: Tensor, w_hr: Tensor | None) -> bool:
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
+    return plain and w_hr is None and COMPILED
+
+
+def workspace_elements(x: Tensor, hidden: int, keep: bool) -> int:
+    steps, batch = (int(n) for n in x.shape[:2])
+    return kept_numbers(steps, batch, hidden, keep)
+
+
+def forward(
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    reverse: bool,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, h_n, c_n and the workspace, with the gates if `keep`."""
+    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse)
+    y = x.new_empty(layer.steps, layer.batch, layer.hidden)
+    c = c0.clone(memory_format=torch.contiguous_format)
+    workspace = x.new_empty(workspace_elements(x, layer.hidden, keep))
+    starts, gates = layer.parts(workspace)
+    if not keep:
+        gates = layer.scratch(layer.most)
+    for number, (first, last) in enumerate(layer.stretches()):
+        if number:
+            starts[number - 1].copy_(c)
+        part = gates[first:last] if keep else gates[: last - first]
+        layer.fill(part, first, last)
+        layer.run(part, y, first, last, c, write=True)
+    return y, y[0 if reverse else -1].clone(), c, workspace
+
+
+def backward(
+    grads: tuple[Tensor | None, Tensor | None, Tensor | None],
+    x: Tensor,
+    h0: Tensor,
+    c0: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    y: Tensor,
+    workspace: Tensor,
+    reverse: bool,
+    needs: Sequence[bool],
+) -> list[Tensor | None]:
+    """Gradients of x, h0, c0, w_ih, w_hh, b_ih, b_hh, and None for the projection; None where not needed."""
+    grad_y, grad_h, grad_c = grads
+    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse)
+    sums = _Sums(layer, needs)
+    dh, dc = _start(grad_h, h0), _start(grad_c, c0)
+    starts, gates = layer.parts(workspace)
+    again = None if len(gates) else layer.scratch(layer.most)
+    cells, changes = layer.scratch(layer.most, layer.hidden), layer.scratch(layer.most)
+    for number, (first, last) in reversed(list(enumerate(layer.stretches()))):
+        steps = last - first
+        start = c0.contiguous() if number == 0 else starts[number - 1]
+        if again is None:
+            part = gates[first:last]
+        else:
+            part = again[:steps]
+            layer.fill(part, first, last)
+        layer.run(part, y, first, last, start.clone(), cells[:steps], known=again is None)
+        layer.run_back(part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps])
+        sums.add(changes[:steps], y, first, last)
+    return sums.gradients(dh, dc)
+
+
+class _Layer:
+    """What stays the same over all steps. Where `reverse`, a stretch is run from its last step in time to its first."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        h0: Tensor,
+        w_ih: Tensor,
+        w_hh: Tensor,
+        b_ih: Tensor | None,
+        b_hh: Tensor | None,
+        reverse: bool,
+    ) -> None:
+        self.x, self.h0, self.w_ih, self.w_hh, self.reverse = (
+            x,
+            h0.contiguous(),
+            w_ih,
+            w_hh,
+            reverse,
+        )
+        self.bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+        self.steps, self.batch = x.shape[:2]
+        self.hidden = w_hh.shape[1]
+        self.most = stretch(self.steps, self.batch)
+        self.panels = -(-self.hidden // WIDTH)
+        self.to_gates: Tensor | None = None
+        self.to_hidden: Tensor | None = None
+
+    def stretches(self) -> Iterator[tuple[int, int]]:
+        """In the order of forward, as places in time: first, last."""
+        for start in range(0, self.steps, self.most):
+            end = min(start + self.most, self.steps)
+            yield (self.steps - end, self.steps - start) if self.reverse else (start, end)
+
+    def parts(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell states at the starts of stretches, but the first, which is given; and the gates of all steps, or of none."""
+        starts = (self.steps - 1) // self.most * self.batch * self.hidden
+        return (
+            workspace[:starts].view(-1, self.batch, self.hidden),
+            workspace[starts:].view(-1, self.batch, 4 * self.hidden),
+        )
+
+    def scratch(self, steps: int, width: int = 0) -> Tensor:
+        return self.x.new_empty(steps, self.batch, width or 4 * self.hidden)
+
+    def before(self, y: Tensor, first: int, last: int) -> Tensor:
+        """The hidden state before this stretch."""
+        if self.reverse:
+            return self.h0 if last == self.steps else y[last]
+        return self.h0 if first == 0 else y[first - 1]
+
+    def all_before(self, y: Tensor, first: int, last: int) -> Tensor:
+        """The hidden state before each step of the stretch."""
+        if self.reverse:
+            return y[first + 1 : last + 1] if last < self.steps else torch.cat([y[first + 1 :], self.h0[None]])  # fmt: skip
+        return y[first - 1 : last - 1] if first else torch.cat([self.h0[None], y[: last - 1]])
+
+    def fill(self, gates: Tensor, first: int, last: int) -> None:
+        """With the part that comes from the input."""
+        rows = self.x[first:last].flatten(0, 1)
+        if self.bias is None:
+            torch.mm(rows, self.w_ih.t(), out=gates.flatten(0, 1))
+        else:
+            torch.addmm(self.bias, rows, self.w_ih.t(), out=gates.flatten(0, 1))
+
+    def run(
+        self,
+        gates: Tensor,
+        y: Tensor,
+        first: int,
+        last: int,
+        c: Tensor,
+        cells: Tensor | None = None,
+        *,
+        known: bool = False,
+        write: bool = False,
+    ) -> None:
+        """Gates unless they are known, y if it is to be written, and cells if asked for; c becomes the state at the end."""
+        if self.to_gates is None and not known:
+            weights = self.w_hh.contiguous().view(4, self.hidden, self.hidden)
+            self.to_gates = self.x.new_empty(4, self.panels, self.hidden, WIDTH)
+            spread(
+                _gates_panels, self.panels, self.hidden * 64, weights.numpy(), self.to_gates.numpy()
+            )
+        self.together(
+            _steps, _array(self.to_gates, 4), self.reverse, known, write, gates.numpy(), self.before(y, first, last).numpy(),
+            y[first:last].numpy(), c.numpy(), _array(cells),
+        )  # fmt: skip
+
+    def run_back(
+        self,
+        gates: Tensor,
+        cells: Tensor,
+        start: Tensor,
+        grad_y: Tensor | None,
+        first: int,
+        last: int,
+        dh: Tensor,
+        dc: Tensor,
+        changes: Tensor,
+    ) -> None:
+        """Gradients of the gates before their activation go into `changes`; dh and dc become those at the start of the stretch."""
+        if self.to_hidden is None:
+            weights = self.w_hh.contiguous()
+            self.to_hidden = self.x.new_empty(self.panels, 4 * self.hidden, WIDTH)
+            spread(
+                _hidden_panels,
+                self.panels,
+                self.hidden * 64,
+                weights.numpy(),
+                self.to_hidden.numpy(),
+            )
+        arriving = None if grad_y is None else grad_y[first:last].contiguous()
+        self.together(
+            _steps_back, self.to_hidden.numpy(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
+            _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(),
+        )  # fmt: skip
+
+    def together(self, function: Any, *arguments: Any) -> None:
+        """Units shared among threads, in whole panels."""
+        found = shares(self.panels, self.panels)
+        units = [(WIDTH * a, min(WIDTH * b, self.hidden)) for a, b in found]
+        if not together(function, units, barrier() if len(units) > 1 else 0, *arguments):
+            function(0, self.hidden, 0, *arguments)
+
+
+class _Sums:
+    """The gradients that are sums over all steps, and that of x."""
+
+    def __init__(self, layer: _Layer, needs: Sequence[bool]) -> None:
+        self.layer, self.needs = layer, needs
+        self.dx = layer.x.new_empty(layer.x.shape) if needs[0] else None
+        self.dw_ih = torch.empty_like(layer.w_ih) if needs[3] else None
+        self.dw_hh = torch.empty_like(layer.w_hh) if needs[4] else None
+        self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
+        self.first = 0
+        """Then 1: by how much what is there counts."""
+
+    def add(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
+        layer, rows = self.layer, changes.flatten(0, 1)
+        if self.dx is not None:
+            torch.mm(rows, layer.w_ih, out=self.dx[first:last].flatten(0, 1))
+        if self.dw_ih is not None:
+            self.dw_ih.addmm_(rows.t(), layer.x[first:last].flatten(0, 1), beta=self.first)
+        if self.dw_hh is not None:
+            before = layer.all_before(y, first, last).flatten(0, 1)
+            self.dw_hh.addmm_(rows.t(), before, beta=self.first)
+        if self.db is not None:
+            self.db += rows.sum(0)
+        self.first = 1
+
+    def gradients(self, dh: Tensor, dc: Tensor) -> list[Tensor | None]:
+        second = None if self.db is None else self.db.clone()
+        made = (self.dx, dh, dc, self.dw_ih, self.dw_hh, self.db, second, None)
+        return [g if need else None for g, need in zip(made, self.needs, strict=True)]
+
+
+def _start(gradient: Tensor | None, state: Tensor) -> Tensor:
+    if gradient is None:
+        return torch.zeros_like(state, memory_format=torch.contiguous_format)
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def _array(tensor: Tensor | None, dimensions: int = 3) -> Any:
+    return np.empty((0,) * dimensions, np.float32) if tensor is None else tensor.numpy()
+
+
+@loop
+def _gates_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    for gate in range(4):
+        end = min(last * WIDTH, weights.shape[1])
+        copy_rows(weights[gate], first * WIDTH, end, panels[gate, first:last])
+
+
+@loop
+def _hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    copy_columns(weights, first * WIDTH, min(last * WIDTH, weights.shape[1]), panels[first:last])
+
+
+@loop
+def _steps(  # type: ignore[no-untyped-def]
+    first, last, barrier, panels, reverse, known, write, gates, h, y, c, cells
+):
+    steps, batch, width = gates.shape
+    hidden = width // 4
+    own, end = first // WIDTH, -(-last // WIDTH)
+    for step in range(steps):
+        t = steps - 1 - step if reverse else step
+        if not known:
+            before = y[t + 1 if reverse else t - 1] if step else h
+            for gate in range(4):
+                place = gate * hidden
+                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last)
+        for b in range(batch):
+            row = gates[t, b]
+            i, f = row[first:last], row[hidden + first : hidden + last]
+            g = row[2 * hidden + first : 2 * hidden + last]
+            o = row[3 * hidden + first : 3 * hidden + last]
+            if not known:
+                _activate(i, f, g, o)
+            _next_cell(i, f, g, c[b, first:last])
+            if write:
+                _output(o, c[b, first:last], y[t, b, first:last])
+            if cells.size:
+                cells[t, b, first:last] = c[b, first:last]
+        if write and barrier:
+            wait(barrier)
+
+
+@loop
+def _steps_back(  # type: ignore[no-untyped-def]
+    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes
+):
+    steps, batch, width = gates.shape
+    hidden = width // 4
+    own, end = first // WIDTH, -(-last // WIDTH)
+    squashed = np.empty(last - first, np.float32)
+    for step in range(steps):
+        t = step if reverse else steps - 1 - step
+        before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
+        for b in range(batch):
+            if arriving.size:
+                _add(dh[b, first:last], arriving[t, b, first:last])
+            row, change = gates[t, b], changes[t, b]
+            f, o = row[hidden + first : hidden + last], row[3 * hidden + first : 3 * hidden + last]
+            i, g = row[first:last], row[2 * hidden + first : 2 * hidden + last]
+            _of_cell(
+                o, cells[t, b, first:last], dh[b, first:last], dc[b, first:last],
+                change[3 * hidden + first : 3 * hidden + last], squashed,
+            )  # fmt: skip
+            _of_gates(
+                i, f, g, before[b, first:last], dc[b, first:last], change[first:last],
+                change[hidden + first : hidden + last], change[2 * hidden + first : 2 * hidden + last],
+            )  # fmt: skip
+        if barrier:
+            wait(barrier)
+        multiply(changes[t], panels[own:end], False, dh, first, last)
+
+
+# Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
+# eight elements at once; they stay in the cache.
+
+
+@inline
+def _activate(i, f, g, o):  # type: ignore[no-untyped-def]
+    for k in range(i.size):
+        i[k] = sigmoid(i[k])
+    for k in range(f.size):
+        f[k] = sigmoid(f[k])
+    for k in range(g.size):
+        g[k] = tanh(g[k])
+    for k in range(o.size):
+        o[k] = sigmoid(o[k])
+
+
+@inline
+def _next_cell(i, f, g, c):  # type: ignore[no-untyped-def]
+    for k in range(c.size):
+        c[k] = f[k] * c[k] + i[k] * g[k]
+
+
+@inline
+def _output(o, c, y):  # type: ignore[no-untyped-def]
+    for k in range(y.size):
+        y[k] = o[k] * tanh(c[k])
+
+
+@inline
+def _add(total, more):  # type: ignore[no-untyped-def]
+    for k in range(total.size):
+        total[k] += more[k]
+
+
+@inline
+def _of_cell(o, c, dh, dc, do, squashed):  # type: ignore[no-untyped-def]
+    for k in range(c.size):
+        squashed[k] = tanh(c[k])
+    for k in range(c.size):
+        do[k] = dh[k] * squashed[k] * o[k] * (_ONE - o[k])
+    for k in range(c.size):
+        dc[k] += dh[k] * o[k] * (_ONE - squashed[k] * squashed[k])
+
+
+@inline
+def _of_gates(i, f, g, before, dc, di, df, dg):  # type: ignore[no-untyped-def]
+    for k in range(dc.size):
+        di[k] = dc[k] * g[k] * i[k] * (_ONE - i[k])
+    for k in range(dc.size):
+        df[k] = dc[k] * before[k] * f[k] * (_ONE - f[k])
+    for k in range(dc.size):
+        dg[k] = dc[k] * i[k] * (_ONE - g[k] * g[k])
+    for k in range(dc.size):
+        dc[k] *= f[k]
