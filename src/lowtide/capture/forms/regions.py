@@ -22,7 +22,7 @@ def slices(captured: Captured, op: Op, plain: Form, *, bare: bool = False) -> Fo
         if last is None:
             return None
     count = int(op.target.rpartition(".")[2])
-    call = sliced(captured, op, count, last, bare=bare)
+    call = sliced(captured, op, count, last and last[:3], bare=bare)
     return call and Form(*call)
 
 
@@ -33,5 +33,5 @@ def summed(captured: Captured, op: Op, plain: Form) -> Form | None:
     else:
         turned, other = plain.args
         last = Form(product_over_rows, (turned.args[0], other), {})
-    call = sliced(captured, op, int(op.target.rpartition(".")[2]), last, summed=True)
+    call = sliced(captured, op, int(op.target.rpartition(".")[2]), last[:3], summed=True)
     return call and Form(*call)
