@@ -16,6 +16,7 @@ NAMES = {
     "apply",
     "fit",
     "frontier",
+    "largest_batch",
     "load",
     "measure_peak",
     "nn",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowtide import nn
-    from lowtide.api import apply, fit, frontier, load, measure_peak, plan
+    from lowtide.api import apply, fit, frontier, largest_batch, load, measure_peak, plan
     from lowtide.errors import BudgetError, LowtideError
     from lowtide.plan.plan import Plan
 
@@ -26,6 +26,7 @@ __all__ = [
     "apply",
     "fit",
     "frontier",
+    "largest_batch",
     "load",
     "measure_peak",
     "nn",
@@ -39,6 +40,7 @@ _HOME = {
     "apply": "lowtide.api",
     "fit": "lowtide.api",
     "frontier": "lowtide.api",
+    "largest_batch": "lowtide.api",
     "load": "lowtide.api",
     "measure_peak": "lowtide.api",
     "plan": "lowtide.api",

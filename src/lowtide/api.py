@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from lowtide.execute.batches import Batches
     from lowtide.plan.frontier import Frontier
 
-__all__ = ["apply", "fit", "frontier", "load", "measure_peak", "plan"]
+__all__ = ["apply", "fit", "frontier", "largest_batch", "load", "measure_peak", "plan"]
 
 log = logging.getLogger("lowtide")
 EXECUTORS = ("aten",)
@@ -53,6 +54,34 @@ def fit(
         budget, executor=executor, allow=allow, rules=rules, solver=solver, seconds=seconds
     )
     return Fitting(model, args, kwargs or {}, options, optimizer, loss).run(verify=verify)
+
+
+def largest_batch(
+    make_batch: Callable[[int], Any],
+    model: nn.Module,
+    *,
+    budget: str | int | Budget,
+    start: int = 8,
+    most: int = 65536,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    allow: Sequence[str] = (),
+    rules: Sequence[Rule] | None = None,
+    solver: str = "auto",
+    seconds: float = 30.0,
+) -> Batches:
+    """The largest batch that trains within `budget`, and which of it and smaller ones is fastest, from measured steps.
+
+    `make_batch(n)` makes the arguments of a call with n samples. The model is left as it was; `fit` it for the batch you choose.
+    """
+    from lowtide.execute.batches import Trials, find_batches
+
+    options = make_options(budget, allow=allow, rules=rules, solver=solver, seconds=seconds)
+    if options.budget.fraction is not None:
+        raise OptionError(
+            f"budget={budget!r} is a share of a step that depends on the batch: say it in bytes"
+        )
+    return find_batches(Trials(make_batch, model, options, optimizer, loss), start, most)
 
 
 def plan(

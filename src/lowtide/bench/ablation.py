@@ -20,7 +20,7 @@ from lowtide.bench.peers import EAGER, Step, agreement, clock
 from lowtide.bench.race import interleave
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan, plan_of
-from lowtide.rules import DEFAULT_RULES, Exactness
+from lowtide.rules import BY_DEFAULT, DEFAULT_RULES, Exactness
 from lowtide.solve.planner import solve
 from lowtide.solve.result import Status
 from lowtide.units import format_bytes
@@ -28,12 +28,12 @@ from lowtide.units import format_bytes
 __all__ = ["FRACTIONS", "Ablation", "ablate", "only"]
 
 FRACTIONS = (0.6, 0.45, 0.33)
-_EXACT = tuple(r.name for r in DEFAULT_RULES if r.exactness is Exactness.EXACT)
-_ALL = (*_EXACT, *(r.name for r in DEFAULT_RULES if r.exactness is Exactness.ROUNDING))
+_DEFAULT = tuple(r.name for r in DEFAULT_RULES if r.exactness in BY_DEFAULT)
+_ALL = (*_DEFAULT, *(r.name for r in DEFAULT_RULES if r.exactness is Exactness.ROUNDING))
 VARIANTS: dict[str, tuple[str, ...]] = {
     "none": (),
-    **{name: (name,) for name in _EXACT},
-    "all exact": _EXACT,
+    **{name: (name,) for name in _DEFAULT},
+    "all of these": _DEFAULT,
     "all, and rounding": _ALL,
 }
 _WHOLE = "everything kept"

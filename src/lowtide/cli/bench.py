@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from lowtide.cli.answer import Answer, working
+from lowtide.cli.bench_lstm import bench_lstm
 from lowtide.cli.bench_peers import bench_peers, peers_options
 from lowtide.cli.bench_planner import bench_planner, planner_options
 from lowtide.cli.bench_rules import bench_rules
@@ -32,6 +33,9 @@ class BenchCommand:
     rules: the same eight models at 60, 45 and 33% of their peak with no rules, with each rule alone, and with all: which of them earns its
     place where. A page and its data go to the folder -o.
 
+    lstm: lowtide.nn.LSTM against torch's, over batches, widths, layers and lengths: time of a step, beside the matrix products that it
+    cannot do without, and bytes kept for backward. A page and its data go to the folder -o.
+
     Ctrl-C keeps what is done.
     """
 
@@ -39,11 +43,11 @@ class BenchCommand:
         parser.add_argument("name", choices=tuple(_BENCHES))
         parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (monet, scale: 60; peers: 30; planner: 10; rules: 5)")  # fmt: skip
         parser.add_argument("--models", metavar="A,B", help="planner, peers, rules: default all")
-        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers, rules: a folder")  # fmt: skip
+        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers, rules, lstm: a folder")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite what is in OUT")
         _monet_options(parser.add_argument_group("monet"))
         planner_options(parser.add_argument_group("planner"))
-        peers_options(parser.add_argument_group("peers, rules"))
+        peers_options(parser.add_argument_group("peers, rules, lstm"))
 
     def run(self, options: argparse.Namespace) -> Answer:
         if options.seconds is not None and not options.seconds > 0:
@@ -92,4 +96,10 @@ def _monet(options: argparse.Namespace) -> Answer:
     return Answer(table(rows), {"rows": facts}, markdown=True, wrote=options.output)
 
 
-_BENCHES = {"monet": _monet, "planner": bench_planner, "peers": bench_peers, "rules": bench_rules}
+_BENCHES = {
+    "monet": _monet,
+    "planner": bench_planner,
+    "peers": bench_peers,
+    "rules": bench_rules,
+    "lstm": bench_lstm,
+}

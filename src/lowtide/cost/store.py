@@ -55,8 +55,8 @@ class Cost:
     how: How = "measured"
     same_bits: bool = True
     """Of an entry that compares two calls: are they equal to the bit?"""
-    looks: int = 1
-    """How often it was measured undisturbed. The seconds are the least of these."""
+    looks: tuple[float, ...] = ()
+    """The seconds of each time it was measured undisturbed. Where there are any, `seconds` is the middle one."""
 
 
 class CostStore:
@@ -181,7 +181,7 @@ def _decode(line: bytes) -> dict[str, object] | None:
 def _entry(signature: str, cost: Cost) -> dict[str, object]:
     numbers = {"seconds": float(cost.seconds), "workspace": int(cost.workspace)}
     bits = {} if cost.same_bits else {"same_bits": False}
-    looks = {} if cost.looks == 1 else {"looks": cost.looks}
+    looks = {"looks": list(cost.looks)} if cost.looks else {}
     return {"signature": signature, **numbers, "how": cost.how, **bits, **looks}
 
 
@@ -191,9 +191,10 @@ def _cost(entry: dict[str, object]) -> Cost | None:
         case {"signature": str(), "seconds": float(s), "workspace": int(w), "how": "measured"}:
             if not math.isfinite(s) or s < 0 or w < 0:
                 return None
-            looks = entry.get("looks", 1)
+            looks = entry.get("looks", [])
+            seen = tuple(map(float, looks)) if isinstance(looks, list) else ()
             same = entry.get("same_bits", True) is True
-            return Cost(s, w, same_bits=same, looks=looks if isinstance(looks, int) else 1)
+            return Cost(s, w, same_bits=same, looks=seen)
     return None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.kernels.loops import flat, loop, spread
+from lowtide.kernels.loops import flat, inline, loop, spread
 
 __all__ = ["gradient_from_packed", "gradient_without_input", "pack_indices"]
 
@@ -96,19 +96,25 @@ def _(
 @loop
 def _pack(first, last, indices, rows, columns, width, kernel, down, along, above, left, packed):  # type: ignore[no-untyped-def]
     for row in range(first, last):
+        start = row * columns
         corner = (row % rows * down - above) * width - left
-        for column in range(columns):
-            # From the corner of the window: whole rows of the plane, then what is left of the last.
-            place = indices[row * columns + column] - corner - column * along
-            local = 0
-            while place >= width:
-                place -= width
-                local += kernel
-            local += place
-            if column % 2 == 0:
-                packed[row, column // 2] = local
-            else:
-                packed[row, column // 2] |= local << 4
+        for pair in range(columns // 2):
+            low = _local(indices[start + 2 * pair] - corner - 2 * pair * along, width, kernel)
+            high = _local(
+                indices[start + 2 * pair + 1] - corner - (2 * pair + 1) * along, width, kernel
+            )
+            packed[row, pair] = low | high << 4
+        if columns % 2:
+            last_one = indices[start + columns - 1] - corner - (columns - 1) * along
+            packed[row, columns // 2] = _local(last_one, width, kernel)
+
+
+@inline
+def _local(place, width, kernel):  # type: ignore[no-untyped-def]
+    """From the corner of the window: whole rows of the plane, at most three, then what is left. Without branches: where the maximum was
+    nobody could predict."""
+    whole = (place >= width) + (place >= 2 * width) + (place >= 3 * width)
+    return place - whole * (width - kernel)
 
 
 @loop

@@ -17,7 +17,8 @@ How it is timed was chosen by comparing sums over whole graphs with real steps:
   within 15%, where the clock gave ten times it.
 - *As long as it needs.* A few runs of about 20 to 60 ms in all; one or two of an op that takes longer.
 - *At several moments.* A shared machine is slower for seconds or hours by up to a half, and a planner that compares an op from then with one
-  from now finds all the difference. So what takes a while is looked at three times, in later calls too, and the shortest counts.
+  from now finds all the difference. So what takes a while is looked at three times, in later calls too, and the middle one counts: the
+  shortest of all would be the luckiest, and the planner would choose among the lucky.
 
 We may be called from inside a compiler backend, so fake-tensor and other dispatch modes, autocast and gradients are off meanwhile. Random
 generators are left as they were found.
@@ -107,12 +108,12 @@ def measure_calls(
 
 
 def _is_unsure(cost: Cost) -> bool:
-    return cost.how == "measured" and cost.looks < LOOKS and cost.seconds >= WORTH
+    return cost.how == "measured" and len(cost.looks) < LOOKS and cost.seconds >= WORTH
 
 
 def _sureness(cost: Cost) -> tuple[int, float]:
     """The least looked at first, of these the longest."""
-    return cost.looks, -cost.seconds
+    return len(cost.looks), -cost.seconds
 
 
 def _again(calls: Sequence[Call], known: Mapping[str, Cost], store: CostStore) -> dict[str, Cost]:
@@ -131,9 +132,8 @@ def _again(calls: Sequence[Call], known: Mapping[str, Cost], store: CostStore) -
 
 
 def _surer(known: Cost, look: Cost) -> Cost:
-    """A look at a busy machine does not count beside one at a quiet machine."""
-    least = min(known.seconds, look.seconds) if known.looks else look.seconds
-    return replace(known, seconds=least, looks=known.looks + 1)
+    looks = (*known.looks, *look.looks)
+    return replace(known, seconds=statistics.median_low(looks), looks=looks)
 
 
 def _measure(
@@ -179,10 +179,11 @@ def _cost(call: Call, fill: Fill, flush: torch.Tensor, known: Cost | None) -> Co
     runs = list(_runs(run, device, flush))
     good = [one.seconds for one in runs if one.undisturbed]
     if good:
-        return Cost(statistics.median(good), workspace)
+        seconds = statistics.median(good)
+        return Cost(seconds, workspace, looks=(seconds,))
     logger.debug("the machine is busy: timed on one thread")
     least = min(one.seconds for one in runs)
-    return Cost(min(least, _seconds_if_alone(run, flush)), workspace, looks=0)
+    return Cost(min(least, _seconds_if_alone(run, flush)), workspace)
 
 
 def _workspace(run: Callable[[], object], device: torch.device) -> int:

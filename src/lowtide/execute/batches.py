@@ -1,0 +1,180 @@
+"""How large a batch fits a budget, and which trains fastest? Memory turned into speed.
+
+A budget buys two things: a larger batch, which uses the processor better, and less recomputation, which a smaller batch needs. Where the best
+of both lies no model tells, so a few batches are planned, run and timed.
+
+The largest is found by planning alone: doubling until a plan is refused, then halving the distance. Then that one and smaller ones, each
+about 1.4 times the next, run a few steps in turn, all within the budget.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.errors import BudgetError, OptionError
+from lowtide.execute.fitting import Fitting
+from lowtide.execute.session import Options
+from lowtide.measure.preserve import preserved
+from lowtide.measure.step import Loss, Step
+from lowtide.plan.plan import Plan
+from lowtide.units import format_bytes, format_percent, format_seconds
+
+__all__ = ["Batch", "Batches", "Trials", "find_batches"]
+
+log = logging.getLogger("lowtide")
+
+_NEAR = 0.06
+"""The largest batch is found to within this part of it."""
+_RATIO = 2**0.5
+_TIMED = 5
+"""Sizes, at most."""
+_ROUNDS = 3
+_QUICK = 5.0
+"""Seconds to plan, where only the answer counts whether there is a plan."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One size: planned for the budget, measured."""
+
+    size: int
+    plan: Plan
+    seconds: float
+
+    @property
+    def per_second(self) -> float:
+        """Samples."""
+        return self.size / self.seconds
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What `lowtide.largest_batch` returns."""
+
+    timed: tuple[Batch, ...]
+    """From the smallest to the largest that fits."""
+
+    @property
+    def largest(self) -> int:
+        return self.timed[-1].size
+
+    @property
+    def best(self) -> int:
+        """The size with the most samples per second."""
+        return max(self.timed, key=lambda b: b.per_second).size
+
+    def __str__(self) -> str:
+        most = max(b.per_second for b in self.timed)
+        lines = ["   batch   samples/s   step time   recomputing        peak"]
+        for one in self.timed:
+            peak = one.plan.measured_peak or one.plan.peak
+            bar = "#" * round(20 * one.per_second / most)
+            lines.append(
+                f"{one.size:8d} {one.per_second:11.1f} {format_seconds(one.seconds):>11} {format_percent(one.plan.overhead):>13} "
+                f"{format_bytes(peak):>11}  {bar}{' best' if one.size == self.best else ''}"
+            )
+        return "\n".join(lines)
+
+
+class Trials:
+    """Plans for batches of different sizes. Each is run by a copy of the model with the same parameters."""
+
+    def __init__(
+        self,
+        make_batch: Callable[[int], Any],
+        model: nn.Module,
+        options: Options,
+        optimizer: torch.optim.Optimizer | None,
+        loss: Loss | None,
+    ) -> None:
+        self.make_batch, self.model, self.options = make_batch, model, options
+        self.optimizer, self.loss = optimizer, loss
+        self.refusal: BudgetError | None = None
+
+    def fitting(self, size: int, options: Options) -> Fitting:
+        twin = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
+        return Fitting(twin, self.make_batch(size), {}, options, self.optimizer, self.loss)
+
+    def fits(self, size: int) -> bool:
+        quick = replace(self.options, seconds=min(self.options.seconds, _QUICK))
+        try:
+            self.fitting(size, quick).run(verify=False)
+        except BudgetError as error:
+            self.refusal = error
+            log.info("a batch of %d does not fit", size)
+            return False
+        log.info("a batch of %d fits", size)
+        return True
+
+    def largest(self, start: int, most: int) -> int:
+        low, high = 0, start
+        while low < most and self.fits(high):
+            low, high = high, min(2 * high, most)
+        if low == most:
+            return most
+        while low == 0:
+            if high == 1:
+                assert self.refusal is not None, "a batch of 1 was refused"
+                raise self.refusal
+            if self.fits(high // 2):
+                low = high // 2
+            else:
+                high //= 2
+        while high - low > max(1, int(_NEAR * low)):
+            middle = (low + high) // 2
+            if self.fits(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def timed(self, sizes: Sequence[int]) -> tuple[Batch, ...]:
+        """The largest first, so that what was refused after all leaves out none but itself."""
+        steps: dict[int, Step] = {}
+        plans: dict[int, Plan] = {}
+        for size in sizes:
+            fitting = self.fitting(size, self.options)
+            try:
+                plans[size] = fitting.run(verify=True)
+            except BudgetError:
+                log.info("a batch of %d fits by simulation, and not when it was measured", size)
+                continue
+            steps[size] = fitting.step
+        times: dict[int, list[float]] = {size: [] for size in steps}
+        for number in range(-1, _ROUNDS):
+            for size, step in steps.items():
+                seconds = self.seconds(step)
+                if number >= 0:
+                    times[size].append(seconds)
+        return tuple(
+            Batch(size, plans[size], statistics.median(times[size])) for size in sorted(steps)
+        )
+
+    def seconds(self, step: Step) -> float:
+        with preserved(step.model, step.args):
+            started = time.perf_counter()
+            step()
+            for device in {p.device for p in step.model.parameters() if p.device.type != "cpu"}:
+                torch.get_device_module(device).synchronize(device)
+            return time.perf_counter() - started
+
+
+def find_batches(trials: Trials, start: int, most: int) -> Batches:
+    if not 1 <= start <= most:
+        raise OptionError(f"start={start} and most={most}: the first batch is from 1 to the last")
+    largest = trials.largest(start, most)
+    sizes = sorted({max(1, round(largest / _RATIO**k)) for k in range(_TIMED)}, reverse=True)
+    found = trials.timed(sizes)
+    if not found:
+        assert trials.refusal is not None, "all were refused"
+        raise trials.refusal
+    return Batches(found)
