@@ -44,13 +44,16 @@ def make_batch(size: int) -> tuple[Tensor]:
     return (torch.randn(size, 64),)
 
 
-def test_real_batches_stay_within_the_budget() -> None:
+@pytest.mark.usefixtures("estimated")
+def test_real_batches_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lowtide.execute.batches._TIMED", 2)
+    monkeypatch.setattr("lowtide.execute.batches._NEAR", 0.4)
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))  # fmt: skip
     before = copy.deepcopy(model.state_dict())
-    found = lowtide.largest_batch(make_batch, model, budget="2MiB", start=256, seconds=2.0)
+    found = lowtide.largest_batch(make_batch, model, budget="2MiB", start=512, seconds=1.0)
     assert found.largest >= 256
-    assert len(found.timed) >= 3
+    assert len(found.timed) == 2
     assert found.best in {b.size for b in found.timed}
     for one in found.timed:
         assert one.plan.measured_peak is not None
