@@ -22,7 +22,7 @@ _KEEP = ("gates", "states")
 
 class LSTM(nn.LSTM):
     """`keep="gates"`: four numbers per output, which backward reads. `keep="states"`: none; backward computes the gates again, for
-    about a fifth more time."""
+    about a third more time."""
 
     def __init__(self, *args: Any, keep: str = "gates", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
