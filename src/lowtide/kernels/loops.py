@@ -111,6 +111,11 @@ if COMPILED:
 
         return types.void(types.int64), generate
 
+else:
+
+    def wait(address: int) -> None:
+        """Nothing runs together."""
+
 
 class _Team:
     """The threads of an OpenMP runtime, that of GNU or one that understands its calls."""
