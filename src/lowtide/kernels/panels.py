@@ -57,13 +57,15 @@ def copy_columns(weights, first, last, panels):  # type: ignore[no-untyped-def]
                     panels[panel, k, j] = weights[k, column] if column < last else _ZERO
 
 
-def _tile(rows: int, add: bool) -> Any:
+def _tile(rows: int) -> Any:
     """c[rows, 16] = a[rows, k] @ panel, plus c if `add`. Addresses are integers; rows of a and c are so many bytes apart."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def tile(_: Any, a: Any, a_step: Any, panel: Any, count: Any, c: Any, c_step: Any) -> Any:
+    def tile(
+        _: Any, add: Any, a: Any, a_step: Any, panel: Any, count: Any, c: Any, c_step: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            a, a_step, panel, count, c, c_step = arguments
+            add, a, a_step, panel, count, c, c_step = arguments
             number, long = ir.FloatType(), ir.IntType(64)
             vector = ir.VectorType(number, WIDTH)
             kind = ir.FunctionType(vector, [vector] * 3)
@@ -79,10 +81,9 @@ def _tile(rows: int, add: bool) -> Any:
 
             sums = [cgutils.alloca_once(builder, vector) for _ in range(rows)]
             for row in range(rows):
-                start = ir.Constant(vector, [0.0] * WIDTH)
-                if add:
-                    start = builder.load(at(c, times(c_step, row), vector), align=4)
-                builder.store(start, sums[row])
+                there = builder.load(at(c, times(c_step, row), vector), align=4)
+                nothing = ir.Constant(vector, [0.0] * WIDTH)
+                builder.store(builder.select(add, there, nothing), sums[row])
             with cgutils.for_range(builder, count) as loop:
                 weights = builder.load(at(panel, times(loop.index, 4 * WIDTH), vector), align=4)
                 for row in range(rows):
@@ -97,7 +98,7 @@ def _tile(rows: int, add: bool) -> Any:
                 builder.store(builder.load(sums[row]), at(c, times(c_step, row), vector), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 6), generate
+        return types.void(types.boolean, *[types.int64] * 6), generate
 
     return tile
 
@@ -108,42 +109,23 @@ if COMPILED:
     from numba.core import cgutils
     from numba.extending import intrinsic
 
-    _a1, _a2, _a3, _a4, _a5, _a6 = (_tile(rows, True) for rows in range(1, _ROWS + 1))
-    _s1, _s2, _s3, _s4, _s5, _s6 = (_tile(rows, False) for rows in range(1, _ROWS + 1))
+    _1, _2, _3, _4, _5, _6 = (_tile(rows) for rows in range(1, _ROWS + 1))
 
 
 @inline
 def _one(rows, add, a, a_step, panel, count, c, c_step):  # type: ignore[no-untyped-def]
     if rows == 6:
-        if add:
-            _a6(a, a_step, panel, count, c, c_step)
-        else:
-            _s6(a, a_step, panel, count, c, c_step)
+        _6(add, a, a_step, panel, count, c, c_step)
     elif rows == 5:
-        if add:
-            _a5(a, a_step, panel, count, c, c_step)
-        else:
-            _s5(a, a_step, panel, count, c, c_step)
+        _5(add, a, a_step, panel, count, c, c_step)
     elif rows == 4:
-        if add:
-            _a4(a, a_step, panel, count, c, c_step)
-        else:
-            _s4(a, a_step, panel, count, c, c_step)
+        _4(add, a, a_step, panel, count, c, c_step)
     elif rows == 3:
-        if add:
-            _a3(a, a_step, panel, count, c, c_step)
-        else:
-            _s3(a, a_step, panel, count, c, c_step)
+        _3(add, a, a_step, panel, count, c, c_step)
     elif rows == 2:
-        if add:
-            _a2(a, a_step, panel, count, c, c_step)
-        else:
-            _s2(a, a_step, panel, count, c, c_step)
+        _2(add, a, a_step, panel, count, c, c_step)
     else:
-        if add:
-            _a1(a, a_step, panel, count, c, c_step)
-        else:
-            _s1(a, a_step, panel, count, c, c_step)
+        _1(add, a, a_step, panel, count, c, c_step)
 
 
 @inline

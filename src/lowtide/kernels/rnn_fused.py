@@ -22,14 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.kernels.elementary import sigmoid, tanh
-from lowtide.kernels.loops import COMPILED, barrier, inline, loop, shares, spread, together, wait
-from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply
+from lowtide.kernels.loops import COMPILED, barrier, shares, spread, together
+from lowtide.kernels.panels import WIDTH
+from lowtide.kernels.rnn_steps import gates_panels, hidden_panels, run_steps, run_steps_back
 from lowtide.rules.recurrent import kept_numbers, stretch
 
 __all__ = ["backward", "forward", "supports", "workspace_elements"]
-
-_ONE = np.float32(1)
 
 
 def supports(x: Tensor, w_hr: Tensor | None) -> bool:
@@ -119,13 +117,8 @@ class _Layer:
         b_hh: Tensor | None,
         reverse: bool,
     ) -> None:
-        self.x, self.h0, self.w_ih, self.w_hh, self.reverse = (
-            x,
-            h0.contiguous(),
-            w_ih,
-            w_hh,
-            reverse,
-        )
+        self.x, self.h0, self.reverse = x, h0.contiguous(), reverse
+        self.w_ih, self.w_hh = w_ih, w_hh
         self.bias = None if b_ih is None or b_hh is None else b_ih + b_hh
         self.steps, self.batch = x.shape[:2]
         self.hidden = w_hh.shape[1]
@@ -188,10 +181,10 @@ class _Layer:
             weights = self.w_hh.contiguous().view(4, self.hidden, self.hidden)
             self.to_gates = self.x.new_empty(4, self.panels, self.hidden, WIDTH)
             spread(
-                _gates_panels, self.panels, self.hidden * 64, weights.numpy(), self.to_gates.numpy()
+                gates_panels, self.panels, self.hidden * 64, weights.numpy(), self.to_gates.numpy()
             )
         self.together(
-            _steps, _array(self.to_gates, 4), self.reverse, known, write, gates.numpy(), self.before(y, first, last).numpy(),
+            run_steps, _array(self.to_gates, 4), self.reverse, known, write, gates.numpy(), self.before(y, first, last).numpy(),
             y[first:last].numpy(), c.numpy(), _array(cells),
         )  # fmt: skip
 
@@ -212,7 +205,7 @@ class _Layer:
             weights = self.w_hh.contiguous()
             self.to_hidden = self.x.new_empty(self.panels, 4 * self.hidden, WIDTH)
             spread(
-                _hidden_panels,
+                hidden_panels,
                 self.panels,
                 self.hidden * 64,
                 weights.numpy(),
@@ -220,7 +213,7 @@ class _Layer:
             )
         arriving = None if grad_y is None else grad_y[first:last].contiguous()
         self.together(
-            _steps_back, self.to_hidden.numpy(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
+            run_steps_back, self.to_hidden.numpy(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
             _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(),
         )  # fmt: skip
 
@@ -238,8 +231,8 @@ class _Sums:
     def __init__(self, layer: _Layer, needs: Sequence[bool]) -> None:
         self.layer, self.needs = layer, needs
         self.dx = layer.x.new_empty(layer.x.shape) if needs[0] else None
-        self.dw_ih = torch.empty_like(layer.w_ih) if needs[3] else None
-        self.dw_hh = torch.empty_like(layer.w_hh) if needs[4] else None
+        self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
+        self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
         self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
         self.first = 0
         """Then 1: by how much what is there counts."""
@@ -271,131 +264,3 @@ def _start(gradient: Tensor | None, state: Tensor) -> Tensor:
 
 def _array(tensor: Tensor | None, dimensions: int = 3) -> Any:
     return np.empty((0,) * dimensions, np.float32) if tensor is None else tensor.numpy()
-
-
-@loop
-def _gates_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    for gate in range(4):
-        end = min(last * WIDTH, weights.shape[1])
-        copy_rows(weights[gate], first * WIDTH, end, panels[gate, first:last])
-
-
-@loop
-def _hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    copy_columns(weights, first * WIDTH, min(last * WIDTH, weights.shape[1]), panels[first:last])
-
-
-@loop
-def _steps(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, known, write, gates, h, y, c, cells
-):
-    steps, batch, width = gates.shape
-    hidden = width // 4
-    own, end = first // WIDTH, -(-last // WIDTH)
-    for step in range(steps):
-        t = steps - 1 - step if reverse else step
-        if not known:
-            before = y[t + 1 if reverse else t - 1] if step else h
-            for gate in range(4):
-                place = gate * hidden
-                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last)
-        for b in range(batch):
-            row = gates[t, b]
-            i, f = row[first:last], row[hidden + first : hidden + last]
-            g = row[2 * hidden + first : 2 * hidden + last]
-            o = row[3 * hidden + first : 3 * hidden + last]
-            if not known:
-                _activate(i, f, g, o)
-            _next_cell(i, f, g, c[b, first:last])
-            if write:
-                _output(o, c[b, first:last], y[t, b, first:last])
-            if cells.size:
-                cells[t, b, first:last] = c[b, first:last]
-        if write and barrier:
-            wait(barrier)
-
-
-@loop
-def _steps_back(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes
-):
-    steps, batch, width = gates.shape
-    hidden = width // 4
-    own, end = first // WIDTH, -(-last // WIDTH)
-    squashed = np.empty(last - first, np.float32)
-    for step in range(steps):
-        t = step if reverse else steps - 1 - step
-        before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
-        for b in range(batch):
-            if arriving.size:
-                _add(dh[b, first:last], arriving[t, b, first:last])
-            row, change = gates[t, b], changes[t, b]
-            f, o = row[hidden + first : hidden + last], row[3 * hidden + first : 3 * hidden + last]
-            i, g = row[first:last], row[2 * hidden + first : 2 * hidden + last]
-            _of_cell(
-                o, cells[t, b, first:last], dh[b, first:last], dc[b, first:last],
-                change[3 * hidden + first : 3 * hidden + last], squashed,
-            )  # fmt: skip
-            _of_gates(
-                i, f, g, before[b, first:last], dc[b, first:last], change[first:last],
-                change[hidden + first : hidden + last], change[2 * hidden + first : 2 * hidden + last],
-            )  # fmt: skip
-        if barrier:
-            wait(barrier)
-        multiply(changes[t], panels[own:end], False, dh, first, last)
-
-
-# Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
-# eight elements at once; they stay in the cache.
-
-
-@inline
-def _activate(i, f, g, o):  # type: ignore[no-untyped-def]
-    for k in range(i.size):
-        i[k] = sigmoid(i[k])
-    for k in range(f.size):
-        f[k] = sigmoid(f[k])
-    for k in range(g.size):
-        g[k] = tanh(g[k])
-    for k in range(o.size):
-        o[k] = sigmoid(o[k])
-
-
-@inline
-def _next_cell(i, f, g, c):  # type: ignore[no-untyped-def]
-    for k in range(c.size):
-        c[k] = f[k] * c[k] + i[k] * g[k]
-
-
-@inline
-def _output(o, c, y):  # type: ignore[no-untyped-def]
-    for k in range(y.size):
-        y[k] = o[k] * tanh(c[k])
-
-
-@inline
-def _add(total, more):  # type: ignore[no-untyped-def]
-    for k in range(total.size):
-        total[k] += more[k]
-
-
-@inline
-def _of_cell(o, c, dh, dc, do, squashed):  # type: ignore[no-untyped-def]
-    for k in range(c.size):
-        squashed[k] = tanh(c[k])
-    for k in range(c.size):
-        do[k] = dh[k] * squashed[k] * o[k] * (_ONE - o[k])
-    for k in range(c.size):
-        dc[k] += dh[k] * o[k] * (_ONE - squashed[k] * squashed[k])
-
-
-@inline
-def _of_gates(i, f, g, before, dc, di, df, dg):  # type: ignore[no-untyped-def]
-    for k in range(dc.size):
-        di[k] = dc[k] * g[k] * i[k] * (_ONE - i[k])
-    for k in range(dc.size):
-        df[k] = dc[k] * before[k] * f[k] * (_ONE - f[k])
-    for k in range(dc.size):
-        dg[k] = dc[k] * i[k] * (_ONE - g[k] * g[k])
-    for k in range(dc.size):
-        dc[k] *= f[k]

@@ -1,0 +1,141 @@
+"""The steps of an LSTM layer as compiled loops, forward and backward, for a share of its units (`kernels/rnn_fused.py` shares them out)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lowtide.kernels.elementary import sigmoid, tanh
+from lowtide.kernels.loops import inline, loop, wait
+from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply
+
+__all__ = ["gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
+
+_ONE = np.float32(1)
+
+
+@loop
+def gates_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    for gate in range(4):
+        end = min(last * WIDTH, weights.shape[1])
+        copy_rows(weights[gate], first * WIDTH, end, panels[gate, first:last])
+
+
+@loop
+def hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    copy_columns(weights, first * WIDTH, min(last * WIDTH, weights.shape[1]), panels[first:last])
+
+
+@loop
+def run_steps(  # type: ignore[no-untyped-def]
+    first, last, barrier, panels, reverse, known, write, gates, h, y, c, cells
+):
+    steps, batch, width = gates.shape
+    hidden = width // 4
+    own, end = first // WIDTH, -(-last // WIDTH)
+    for step in range(steps):
+        t = steps - 1 - step if reverse else step
+        if not known:
+            before = y[t + 1 if reverse else t - 1] if step else h
+            for gate in range(4):
+                place = gate * hidden
+                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last)
+        for b in range(batch):
+            row = gates[t, b]
+            i, f = row[first:last], row[hidden + first : hidden + last]
+            g = row[2 * hidden + first : 2 * hidden + last]
+            o = row[3 * hidden + first : 3 * hidden + last]
+            if not known:
+                _activate(i, f, g, o)
+            _next_cell(i, f, g, c[b, first:last])
+            if write:
+                _output(o, c[b, first:last], y[t, b, first:last])
+            if cells.size:
+                cells[t, b, first:last] = c[b, first:last]
+        if write and barrier:
+            wait(barrier)
+
+
+@loop
+def run_steps_back(  # type: ignore[no-untyped-def]
+    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes
+):
+    steps, batch, width = gates.shape
+    hidden = width // 4
+    own, end = first // WIDTH, -(-last // WIDTH)
+    squashed = np.empty(last - first, np.float32)
+    for step in range(steps):
+        t = step if reverse else steps - 1 - step
+        before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
+        for b in range(batch):
+            if arriving.size:
+                _add(dh[b, first:last], arriving[t, b, first:last])
+            row, change = gates[t, b], changes[t, b]
+            f, o = row[hidden + first : hidden + last], row[3 * hidden + first : 3 * hidden + last]
+            i, g = row[first:last], row[2 * hidden + first : 2 * hidden + last]
+            _of_cell(
+                o, cells[t, b, first:last], dh[b, first:last], dc[b, first:last],
+                change[3 * hidden + first : 3 * hidden + last], squashed,
+            )  # fmt: skip
+            _of_gates(
+                i, f, g, before[b, first:last], dc[b, first:last], change[first:last],
+                change[hidden + first : hidden + last], change[2 * hidden + first : 2 * hidden + last],
+            )  # fmt: skip
+        if barrier:
+            wait(barrier)
+        multiply(changes[t], panels[own:end], False, dh, first, last)
+
+
+# Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
+# eight elements at once; they stay in the cache.
+
+
+@inline
+def _activate(i, f, g, o):  # type: ignore[no-untyped-def]
+    for k in range(i.size):
+        i[k] = sigmoid(i[k])
+    for k in range(f.size):
+        f[k] = sigmoid(f[k])
+    for k in range(g.size):
+        g[k] = tanh(g[k])
+    for k in range(o.size):
+        o[k] = sigmoid(o[k])
+
+
+@inline
+def _next_cell(i, f, g, c):  # type: ignore[no-untyped-def]
+    for k in range(c.size):
+        c[k] = f[k] * c[k] + i[k] * g[k]
+
+
+@inline
+def _output(o, c, y):  # type: ignore[no-untyped-def]
+    for k in range(y.size):
+        y[k] = o[k] * tanh(c[k])
+
+
+@inline
+def _add(total, more):  # type: ignore[no-untyped-def]
+    for k in range(total.size):
+        total[k] += more[k]
+
+
+@inline
+def _of_cell(o, c, dh, dc, do, squashed):  # type: ignore[no-untyped-def]
+    for k in range(c.size):
+        squashed[k] = tanh(c[k])
+    for k in range(c.size):
+        do[k] = dh[k] * squashed[k] * o[k] * (_ONE - o[k])
+    for k in range(c.size):
+        dc[k] += dh[k] * o[k] * (_ONE - squashed[k] * squashed[k])
+
+
+@inline
+def _of_gates(i, f, g, before, dc, di, df, dg):  # type: ignore[no-untyped-def]
+    for k in range(dc.size):
+        di[k] = dc[k] * g[k] * i[k] * (_ONE - i[k])
+    for k in range(dc.size):
+        df[k] = dc[k] * before[k] * f[k] * (_ONE - f[k])
+    for k in range(dc.size):
+        dg[k] = dc[k] * i[k] * (_ONE - g[k] * g[k])
+    for k in range(dc.size):
+        dc[k] *= f[k]
