@@ -15,7 +15,7 @@ from collections.abc import Iterable
 __all__ = ["METHOD", "environment_key"]
 
 METHOD = 2
-"""Raised whenever op costs are measured in another way, or a kernel of ours got faster: what an older Lowtide measured is then measured again."""
+"""Raised whenever op costs are measured in another way: what an older Lowtide measured is then measured again."""
 
 
 def environment_key(

@@ -7,7 +7,8 @@ Goes in: a call as an fx graph has it, a target with arguments whose tensors may
 with dtype, sizes, strides (a transposed operand is another kernel) and kind of device of each tensor, and every other argument
 as written. Left out because the cost does not depend on them: values, storage offsets, the device's index. Symbolic sizes
 stand at their hints, read without asking the shape environment, which would add guards to the user's graph. Nothing that
-changes from run to run (addresses, node names) may enter: the line is the key of a store on disk.
+changes from run to run (addresses, node names) may enter: the line is the key of a store on disk. Kernels of ours carry the
+version of their source: a faster one is measured anew.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import lowtide.kernels
+
 __all__ = ["concrete", "dtype_name", "signature"]
 
+_OURS = "lowtide.kernels"
 _SHORT = {
     "float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint": "u", "bool": "b8",
 }  # fmt: skip
@@ -46,14 +51,25 @@ def concrete(value: Any) -> Any:
 
 def _name(target: Any) -> str:
     if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
-        return str(target)
+        name = str(target)
+        return f"{name} of {_kernels()}" if name.startswith("lowtide.") else name
     if isinstance(target, functools.partial):
         return signature(target.func, target.args, target.keywords)
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
     kind = type(target)
-    return (
+    whole = (
         f"{target.__module__}.{name}" if name else f"{kind.__module__}.{kind.__qualname__} object"
     )
+    return f"{whole} of {_kernels()}" if whole.startswith(f"{_OURS}.") else whole
+
+
+@functools.cache
+def _kernels() -> str:
+    """A name for the source of all our kernels: they call each other."""
+    source = hashlib.sha256()
+    for path in sorted(Path(lowtide.kernels.__path__[0]).glob("*.py")):
+        source.update(path.read_bytes())
+    return source.hexdigest()[:8]
 
 
 def _word(value: Any) -> str:
