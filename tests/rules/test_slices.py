@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.ir.graph import Graph, Op, Outside, Segment, Value
-from lowtide.kernels.layout import channels_first_over, channels_last_over
 from lowtide.kernels.losses import picked, picked_loss
 from lowtide.plan.plan import Plan
 from lowtide.rules import DEFAULT_RULES
@@ -169,20 +168,6 @@ def test_a_wrong_class_is_still_an_error(wrong: int):
     rows, target = torch.randn(4, 7), torch.tensor([0, wrong, 2, 3])
     with pytest.raises((IndexError, RuntimeError)):
         picked_loss(picked(rows, target), target, 1, -100)
-
-
-@pytest.mark.parametrize("shape", [(3, 5, 7, 2), (1, 1, 4, 4), (2, 3, 1, 1), (0, 3, 2, 2)])
-def test_layouts_in_place(shape: tuple[int, ...]):
-    images = torch.randn(shape)
-    wanted = images.clone(memory_format=torch.channels_last)
-    before, place = images.clone(), images.data_ptr()
-    moved = channels_last_over(images)
-    assert torch.equal(moved, wanted)
-    assert moved.is_contiguous(memory_format=torch.channels_last)
-    back = channels_first_over(moved)
-    assert torch.equal(back, before)
-    assert back.is_contiguous()
-    assert place == moved.data_ptr() == back.data_ptr()
 
 
 @pytest.mark.parametrize("case", ["words", "convolutions"])

@@ -19,7 +19,7 @@ from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
 from lowtide.errors import GraphError
 from lowtide.ir.graph import Graph, Op
-from lowtide.kernels.layout import channels_first_over, channels_last_over
+from lowtide.kernels import layout
 from lowtide.kernels.masks import masked_over, scaled_over
 
 __all__ = ["Added", "Form", "compared", "form_of", "without_formless", "written_over"]
@@ -44,8 +44,10 @@ _FORMS: dict[str, FormOf] = {
 _OVER: dict[Any, Any] = {
     torch.ops.lowtide.masked.default: masked_over,
     torch.ops.lowtide.scaled.default: scaled_over,
+    layout.channels_last: layout.channels_last_over,
+    layout.channels_first: layout.channels_first_over,
 }
-"""Ops of ours that write over their gradient."""
+"""Ops of ours that write over what they read."""
 
 
 def form_of(captured: Captured, op: Op) -> Form | None:
@@ -83,9 +85,6 @@ def written_over(form: Form, node: fx.Node | None) -> Form:
     """The same call with its result in the place of one of its tensors; none where that is a value which a rule added."""
     if form.target in _OVER:
         return Form(_OVER[form.target], form.args, form.kwargs)
-    if form.target is torch.ops.aten.clone.default:
-        there = form.kwargs["memory_format"] is torch.channels_last
-        return Form(channels_last_over if there else channels_first_over, form.args, {})
     if not isinstance(form.target, torch._ops.OpOverload):
         return Form(form.target, form.args, {**form.kwargs, "over": node})
     packet = form.target.overloadpacket

@@ -8,6 +8,7 @@ from torch import fx
 from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Added, Form, gradient_mask
 from lowtide.ir.graph import Op
+from lowtide.kernels import layout
 from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
 
 __all__ = ["channels_last", "split", "transposed_form"]
@@ -31,9 +32,9 @@ def transposed_form(captured: Captured, op: Op, plain: Form) -> Form | None:
 def channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
     if op.target == "lowtide.copy_back":
         original = captured.tensors[op.outputs[0]]
-        copy = Added(op.inputs[0], _clone(original, torch.channels_last))
+        copy = Added(op.inputs[0], Form(layout.channels_last, (original,), {}))
         plainly = original.meta["val"].is_contiguous()
-        return _clone(copy, torch.contiguous_format) if plainly else None
+        return Form(layout.channels_first, (copy,), {}) if plainly else None
     gradient, given, weight, *rest = plain.args
     copies = {node.name: _copy(op, node) for node in (gradient, given)}
     if any(copy is None for copy in copies.values()):
@@ -50,8 +51,6 @@ def _copy(op: Op, node: fx.Node) -> Added | None:
     tensor = node.meta["val"]
     if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
         return None
-    return Added(f"{op.of}.{node.name}.{op.rule}", _clone(node, torch.channels_last))
-
-
-def _clone(original: fx.Node | Added, layout: torch.memory_format) -> Form:
-    return Form(torch.ops.aten.clone.default, (original,), {"memory_format": layout})
+    turned = Form(layout.channels_last, (node,), {})
+    plain = Form(torch.ops.aten.clone.default, (node,), {"memory_format": torch.channels_last})
+    return Added(f"{op.of}.{node.name}.{op.rule}", turned if tensor.is_contiguous() else plain)
