@@ -101,7 +101,7 @@ def used_rules(plan: Plan) -> set[str]:
 
 
 def test_both_are_offered_where_their_bits_are_the_same(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(price, "same_bits", lambda *_: True)
+    monkeypatch.setattr(price, "same_bits", lambda *_, **__: True)
     plan = lowtide.fit(Net(), images(), budget="100%", rules=CONVOLUTION, seconds=0.2)
     rules = {op.rule for op in plan.graph.ops}
     assert {"split", "transposed", "channels_last"} <= rules
@@ -124,7 +124,7 @@ def test_less_memory_and_the_same_bits(lean: Plan):
 
 @pytest.mark.parametrize("rule", [Transposed(), ChannelsLast()], ids=lambda r: r.name)
 def test_other_bits_are_not_offered(rule, monkeypatch: pytest.MonkeyPatch, estimated: None):
-    monkeypatch.setattr(price, "same_bits", lambda *_: False)
+    monkeypatch.setattr(price, "same_bits", lambda *_, **__: False)
     plan = lowtide.fit(Net(), images(), budget="100%", rules=(rule,), seconds=0.2, verify=False)
     assert all(not op.rule for op in plan.graph.ops)
     assert plan.graph == plan.graph.as_captured()
@@ -162,7 +162,7 @@ def test_frozen_weights_and_frozen_inputs(estimated: None):
 def test_a_plan_from_a_device_with_other_kernels_is_refused(
     lean: Plan, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(price, "same_bits", lambda *_: False)
+    monkeypatch.setattr(price, "same_bits", lambda *_, **__: False)
     model = Net()
     lowtide.apply(model, lean)
     with pytest.raises(PlanMismatchError, match="other bits on this device"):
@@ -173,7 +173,7 @@ def test_a_probe_tells_bits_apart_and_is_remembered():
 
     graph = torch.fx.Graph()
     node = graph.placeholder("x")
-    node.meta["val"] = torch.empty(1000, 37)
+    node.meta["val"] = torch.randn(1000, 37)
 
     def summed(x: Tensor) -> Tensor:
         return x.sum(1)
@@ -183,13 +183,16 @@ def test_a_probe_tells_bits_apart_and_is_remembered():
 
     runs = []
 
-    def same(one, other, store) -> bool:
+    def wrong(x: Tensor) -> Tensor:
+        return x.sum(1) * 1.001
+
+    def same(one, other, store, rounding: bool = False) -> bool:
         def call(form: Form) -> Call:
             runs.append(form)
             return Call(form.target.__name__, form.target)
 
         return probe.same_bits(
-            Form(one, (node,), {}), Form(other, (node,), {}), [None], call, store
+            Form(one, (node,), {}), Form(other, (node,), {}), [None], call, store, rounding=rounding
         )
 
     store = CostStore("unused", "test")
@@ -199,6 +202,8 @@ def test_a_probe_tells_bits_apart_and_is_remembered():
     entry = store.get(f"same bits, {probe._ENOUGH} numbers: summed_backwards and summed")
     assert entry is not None
     assert not entry.same_bits
+    assert same(summed, summed_backwards, store, rounding=True)
+    assert not same(summed, wrong, store, rounding=True)
 
 
 def test_few_numbers_are_tried_often():

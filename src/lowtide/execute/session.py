@@ -96,6 +96,11 @@ class Session:
     """The graphs captured since the module was attached, in order."""
     watch: Watch = field(default_factory=Watch)
 
+    @property
+    def rounding(self) -> bool:
+        """Other kernels may be used whose last bits differ."""
+        return Exactness.ROUNDING in self.options.allow
+
     def begin(self, survey: Survey | None = None) -> None:
         """The module is about to be compiled anew."""
         self.pieces.clear()
@@ -121,7 +126,9 @@ class Session:
         if found is not None:
             graph, program, handed = found
         else:
-            graph = price(captured, graph, self.store, self.measuring, probed)
+            graph = price(
+                captured, graph, self.store, self.measuring, probed, rounding=self.rounding
+            )
             try:
                 program, handed = self.plan_graph(graph, broken), frozenset()
             except BudgetError as error:
@@ -158,7 +165,9 @@ class Session:
         rules = (*DEFAULT_RULES, *(self.options.rules or ()))
         probed = {rule.name for rule in rules if rule.probed}
         used = [graph.op[name] for name in program.counts]
-        for name in sorted(other_bits(captured, graph, used, self.store, probed)):
+        for name in sorted(
+            other_bits(captured, graph, used, self.store, probed, rounding=self.rounding)
+        ):
             raise PlanMismatchError(
                 f"the plan runs {graph.op[name].of} of layer {graph.op[name].layer} as {graph.op[name].rule}, "
                 "which gives other bits on this device than the model's own op\n"
@@ -198,7 +207,9 @@ class Session:
             return error
         more = add_makers(captured.graph, rules, (Exactness.ROUNDING,), settings().fuel)
         probed = {rule.name for rule in rules if rule.probed}
-        graph = self.with_held(price(captured, more, self.store, self.measuring, probed))
+        graph = self.with_held(
+            price(captured, more, self.store, self.measuring, probed, rounding=True)
+        )
         kept = simulate(graph, unplanned(graph))
         target = self.target(self.budget_bytes(kept.peak), kept.peak)
         result = self.solve(graph, target, min(_AFTERWARDS, self.options.seconds))

@@ -34,9 +34,11 @@ def price(
     store: CostStore,
     progress: Callable[[int, int, int], None] | None = None,
     probed: Collection[str] = (),
+    *,
+    rounding: bool = False,
 ) -> Graph:
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
-    compared with the captured ones."""
+    compared with the captured ones, to the last bit but where `rounding` is allowed."""
     graph = without_formless(captured, graph)
     calls = {
         o.name: replace(_call(_form(captured, o)), made=graph.bytes_of(o.outputs))
@@ -44,14 +46,20 @@ def price(
         if _is_call(graph, o)
     }
     costs = measure_calls(list(calls.values()), store, progress=progress)
-    graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
+    graph = graph.without(other_bits(captured, graph, graph.ops, store, probed, rounding=rounding))
     priced = graph.with_ops(_priced(graph, o, calls, costs) for o in graph.ops)
     priced = priced.with_ops(_not_faster(priced))
     return priced.without(_outdone(priced))
 
 
 def other_bits(
-    captured: Captured, graph: Graph, ops: Iterable[Op], store: CostStore, probed: Collection[str]
+    captured: Captured,
+    graph: Graph,
+    ops: Iterable[Op],
+    store: CostStore,
+    probed: Collection[str],
+    *,
+    rounding: bool = False,
 ) -> set[str]:
     """Those of the ops, if they are of these rules, that do not give the captured op's bits on this device."""
     found: set[str] = set()
@@ -60,7 +68,11 @@ def other_bits(
             plain, form, wanted = compared(captured, op)
             sink = graph.op[op.of]
             need = 3 * graph.bytes_of((*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
-            if not plain or not form or not same_bits(plain, form, wanted, _call, store, need):
+            if (
+                not plain
+                or not form
+                or not same_bits(plain, form, wanted, _call, store, need, rounding=rounding)
+            ):
                 found.add(op.name)
     return found
 
