@@ -17,12 +17,21 @@ from lowtide.capture.convert import Captured
 from lowtide.capture.forms import activations, convolutions, encodings, masks, recurrent, regions
 from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
-from lowtide.errors import GraphError
+from lowtide.errors import GraphError, OptionError
 from lowtide.ir.graph import Graph, Op
 from lowtide.kernels import layout
 from lowtide.kernels.masks import masked_over, scaled_over
 
-__all__ = ["Added", "Form", "compared", "form_of", "without_formless", "written_over"]
+__all__ = [
+    "Added",
+    "Form",
+    "FormOf",
+    "compared",
+    "form_of",
+    "teach",
+    "without_formless",
+    "written_over",
+]
 
 _FORMS: dict[str, FormOf] = {
     "split": convolutions.split,
@@ -39,7 +48,7 @@ _FORMS: dict[str, FormOf] = {
     "int8": encodings.quarter_bytes,
     "move": encodings.move,
 }
-"""By the name of the rule."""
+"""By the name of the rule; `teach` adds to them."""
 
 _OVER: dict[Any, Any] = {
     torch.ops.lowtide.masked.default: masked_over,
@@ -48,6 +57,12 @@ _OVER: dict[Any, Any] = {
     layout.channels_first: layout.channels_first_over,
 }
 """Ops of ours that write over what they read."""
+
+
+def teach(rule: str, form: FormOf) -> None:
+    """How the ops of a rule from outside run."""
+    if _FORMS.setdefault(rule, form) is not form:
+        raise OptionError(f"there is a rule called {rule!r} already: give yours another name")
 
 
 def form_of(captured: Captured, op: Op) -> Form | None:
