@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lowtide.rules.activations import FromOutput, Statistics
 from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
-from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
+from lowtide.rules.convolution import ChannelParts, ChannelsLast, SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
@@ -24,6 +24,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Statistics(),
     Pools(),
     ChannelsLast(),
+    ChannelParts(),
     SplitBackward(),
     Transposed(),
     Recurrent(),

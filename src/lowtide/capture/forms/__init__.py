@@ -37,6 +37,7 @@ _FORMS: dict[str, FormOf] = {
     "split": convolutions.split,
     "transposed": convolutions.transposed_form,
     "channels_last": convolutions.channels_last,
+    "parts": convolutions.parts,
     "mask": masks.one_bit,
     "from_output": activations.from_output,
     "statistics": activations.from_statistics,
@@ -55,6 +56,8 @@ _OVER: dict[Any, Any] = {
     torch.ops.lowtide.scaled.default: scaled_over,
     layout.channels_last: layout.channels_last_over,
     layout.channels_first: layout.channels_first_over,
+    layout.in_parts: layout.in_parts_over,
+    layout.whole: layout.whole_over,
 }
 """Ops of ours that write over what they read."""
 
