@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo.config
 from torch import nn
 
 from lowtide.errors import BudgetError, LowtideError
 from lowtide.execute.attach import Planned
 from lowtide.execute.fitting import capture_words, from_the_compiler
 from lowtide.execute.session import Session
+from lowtide.integrations.script.ranks import together
 from lowtide.measure.memory import model_device
 
 __all__ = ["Door"]
@@ -44,7 +47,8 @@ class Door(Planned):
             return self.plain(*args, **kwargs)
         states = () if self.proven else self.random_states()
         try:
-            output = super().__call__(*args, **kwargs)
+            with _whole_graphs():
+                output = super().__call__(*args, **kwargs)
         except BudgetError as error:
             return self.stop(error)
         except (MemoryError, torch.OutOfMemoryError):
@@ -68,6 +72,11 @@ class Door(Planned):
         module = self.module()
         devices = {torch.device("cpu"), *([model_device(module)] if module is not None else [])}
         return tuple((d, _generator(d).get_rng_state()) for d in devices)
+
+
+def _whole_graphs() -> AbstractContextManager[object]:
+    """Inside DDP the compiler cuts graphs where gradients are sent; one program for all saves more."""
+    return torch._dynamo.config.patch(optimize_ddp=False) if together() else nullcontext()
 
 
 def _generator(device: torch.device) -> Any:

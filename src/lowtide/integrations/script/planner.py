@@ -31,7 +31,7 @@ from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
 from lowtide.execute.session import Options, Session
 from lowtide.execute.survey import storage_key
 from lowtide.integrations.script.door import Door
-from lowtide.integrations.script.ranks import from_rank_0, largest
+from lowtide.integrations.script.ranks import bucket_bytes, from_rank_0, largest
 from lowtide.integrations.script.sources import differentiates_twice
 from lowtide.integrations.script.trained import Call, Watcher, tensors_in
 from lowtide.ir.check import check_graph
@@ -53,6 +53,8 @@ _CHECKS = 4
 """How often it is planned again with what was learnt."""
 _SURVEYS = 4
 """How often new modules may start it all over."""
+_CALLS = 32
+"""A round with a backward in it has no more calls than this: a script that retains its graphs never comes to rest."""
 
 
 class Phase(Enum):
@@ -73,8 +75,10 @@ class _Seen:
 
 
 class Planner(Watcher):
-    def __init__(self, options: Options, say: Callable[[str], None]) -> None:
-        self.options, self.say = options, say
+    def __init__(
+        self, options: Options, say: Callable[[str], None], *, exits: bool = False
+    ) -> None:
+        self.options, self.say, self.exits = options, say, exits
         self.phase = Phase.LOOK
         self.session: Session | None = None
         self.meter = Meter(torch.device("cpu"))
@@ -127,6 +131,8 @@ class Planner(Watcher):
             return
         try:
             self.prepare(call)
+        except BudgetError:
+            raise
         except Exception as error:  # of ours: the script is not to suffer from it
             log.exception("planning failed")
             self.give_up(f"planning failed with {type(error).__name__}: {error}")
@@ -190,9 +196,9 @@ class Planner(Watcher):
         self.close()
 
     def stop(self, error: BudgetError) -> None:
-        """Through the script, which may well catch exceptions."""
+        """A script may well catch exceptions: it is left by its exit."""
         self.stopped = error
-        raise SystemExit(error.exit_code)
+        raise SystemExit(error.exit_code) if self.exits else error
 
     def close(self) -> None:
         self.meter.stop()
@@ -207,7 +213,7 @@ class Planner(Watcher):
             return False
         if self.phase is Phase.LOOK or self.session is None:
             return call.module is round.first()
-        return not self.session.watch.kept_bytes()
+        return not self.session.watch.kept_bytes() or round.calls >= _CALLS
 
     def begin_round(self, call: Call) -> None:
         if self.session is None:
@@ -289,7 +295,8 @@ class Planner(Watcher):
         self.session.held = lambda: then
         found = extras(seen.round, self.session.with_held(graph), program, grown)
         log.info("a round of %d segments takes besides its graphs %s", len(graph.segments), found)
-        held = {**then, str(Kind.OPTIMIZER): now, str(Kind.OTHER): seen.left}
+        others = then.get(Kind.OTHER, 0) + seen.left
+        held = {**then, str(Kind.OPTIMIZER): now, str(Kind.OTHER): others}
         self.session.held = lambda: held
         whole = with_caller(self.session.with_held(graph), found.before, found.after)
         self.session.held = self.held
@@ -342,9 +349,11 @@ class Planner(Watcher):
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
         self.counting = True  # a state that is not there yet is predicted with an optimizer of ours
         try:
-            return held_by_all(modules, list(self.optimizers))
+            held = held_by_all(modules, list(self.optimizers))
         finally:
             self.counting = False
+        buckets = sum(bucket_bytes(m) for m in modules)
+        return {**held, str(Kind.OTHER): buckets} if buckets else held
 
     @contextmanager
     def meter_paused(self) -> Iterator[None]:
@@ -365,10 +374,11 @@ class _Open:
         self.survey, self.held = survey, held
         self.batch: dict[int, int] = {}
         """Bytes by storage of what modules were given."""
-        self.backwards = 0
+        self.calls = self.backwards = 0
         self.updated = False
 
     def given(self, call: Call) -> None:
+        self.calls += 1
         made = frozenset(k for seen in self.survey.seen for k in seen.outputs.values())
         self.batch.update(_batch(call, made))
 

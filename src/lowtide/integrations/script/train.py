@@ -53,7 +53,7 @@ class Trained:
 
 def train(what: Launch, options: Options, say: Callable[[str], None]) -> Trained:
     """`say` gets the lines for people; of several processes only the first one's."""
-    planner = Planner(options, lambda words: say(words) if is_first() else None)
+    planner = Planner(options, lambda words: say(words) if is_first() else None, exits=True)
     started = time.perf_counter()
     with watching(planner):
         try:
