@@ -12,7 +12,6 @@ Each phase lasts until an optimizer has updated, so that gradients that accumula
 
 from __future__ import annotations
 
-import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -29,15 +28,15 @@ from lowtide.execute.caller import with_caller
 from lowtide.execute.fitting import make_session
 from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
 from lowtide.execute.session import Options, Session
-from lowtide.execute.survey import storage_key
 from lowtide.integrations.script.door import Door
-from lowtide.integrations.script.ranks import bucket_bytes, from_rank_0, largest
+from lowtide.integrations.script.held import Holdings, OpenRound, given_bytes, left_bytes
+from lowtide.integrations.script.ranks import from_rank_0, largest
 from lowtide.integrations.script.sources import differentiates_twice
-from lowtide.integrations.script.trained import Call, Watcher, tensors_in
+from lowtide.integrations.script.trained import Call, Watcher
 from lowtide.ir.check import check_graph
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.program import unplanned
-from lowtide.measure.memory import held_by_all, model_device
+from lowtide.measure.memory import model_device
 from lowtide.measure.meter import Meter
 from lowtide.plan.plan import Plan
 from lowtide.sim.memory import simulate
@@ -85,18 +84,18 @@ class Planner(Watcher):
         self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules that run as they were."""
-        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.holdings = Holdings()
         self.stopped: BudgetError | None = None
         self.failed = False
         self.before: int | None = None
         """The measured peak of the script as it is."""
         self.after = 0
         self.surveys = self.checks = 0
-        self.twice = self.again = self.counting = False
+        self.twice = self.again = False
         self.rounds: dict[object, _Seen] = {}
         self.wholes: list[Graph] = []
         self.plans: list[Plan] = []
-        self.round: _Open | None = None
+        self.round: OpenRound | None = None
         self.count = 0
         """Rounds in this phase."""
         self.calling: Call | None = None
@@ -104,11 +103,10 @@ class Planner(Watcher):
     # What is told.
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self.counting:
-            self.optimizers.add(optimizer)
+        self.holdings.add(optimizer)
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizers.add(optimizer)
+        self.holdings.add(optimizer)
         if self.round is not None:
             self.round.updated = True
 
@@ -208,7 +206,7 @@ class Planner(Watcher):
 
     # Rounds.
 
-    def is_over(self, round: _Open, call: Call) -> bool:
+    def is_over(self, round: OpenRound, call: Call) -> bool:
         if not round.backwards:
             return False
         if self.phase is Phase.LOOK or self.session is None:
@@ -231,10 +229,10 @@ class Planner(Watcher):
         survey = OrderedSurvey(self.meter)
         if self.phase is Phase.SURVEY:
             self.session.watch.survey = survey
-        self.round = _Open(call.module, survey, self.held_always())
+        self.round = OpenRound(call.module, survey, self.holdings.by_kind())
         self.meter.start()
 
-    def end_round(self, open: _Open) -> None:
+    def end_round(self, open: OpenRound) -> None:
         assert self.session is not None
         peaks = self.meter.stop()
         open.survey.step_ends()
@@ -243,12 +241,14 @@ class Planner(Watcher):
         done = Round(open.survey, {k: v for k, v in held.items() if v}, peaks)
         self.round = None
         self.count += 1
-        over = open.updated or not self.optimizers or self.count >= _ROUNDS
+        over = open.updated or not self.holdings.optimizers or self.count >= _ROUNDS
         if self.phase is Phase.LOOK:
             self.before = max(self.before or 0, done.peak or 0)
             self.phase, self.count = (Phase.SURVEY, 0) if over else (self.phase, self.count)
         elif self.phase is Phase.SURVEY:
-            self.rounds[done.signature] = _Seen(done, frozenset(open.batch), _left(open.survey))
+            self.rounds[done.signature] = _Seen(
+                done, frozenset(open.batch), left_bytes(open.survey)
+            )
             if over:
                 self.make_plans()
         elif self.phase is Phase.CHECK:
@@ -289,7 +289,7 @@ class Planner(Watcher):
         """A round as one graph, with everything that is held and that the code between takes counted in."""
         assert self.session is not None
         then = dict(seen.round.held)
-        now = self.held_always().get(Kind.OPTIMIZER, 0)
+        now = self.holdings.by_kind().get(Kind.OPTIMIZER, 0)
         grown = max(0, now - then.get(Kind.OPTIMIZER, 0))
         graph, program = round_graph(seen.round, seen.batch)
         self.session.held = lambda: then
@@ -333,7 +333,7 @@ class Planner(Watcher):
             self.session.learnt += peak - budget + 4096
             self.plan()
             self.count = 0
-        elif over:
+        elif over and (peak or self.count >= _ROUNDS):  # 0: the script's own profiler ran
             self.phase = Phase.DONE
 
     # What is held.
@@ -342,18 +342,8 @@ class Planner(Watcher):
         """For a graph that is planned by itself, in the middle of a call."""
         batch = dict(self.round.batch) if self.round is not None else {}
         if self.calling is not None:
-            batch.update(_batch(self.calling, frozenset()))
-        return {**self.held_always(), str(Kind.BATCH): sum(batch.values())}
-
-    def held_always(self) -> dict[str, int]:
-        modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
-        self.counting = True  # a state that is not there yet is predicted with an optimizer of ours
-        try:
-            held = held_by_all(modules, list(self.optimizers))
-        finally:
-            self.counting = False
-        buckets = sum(bucket_bytes(m) for m in modules)
-        return {**held, str(Kind.OTHER): buckets} if buckets else held
+            batch.update(given_bytes(self.calling, frozenset()))
+        return {**self.holdings.by_kind(), str(Kind.BATCH): sum(batch.values())}
 
     @contextmanager
     def meter_paused(self) -> Iterator[None]:
@@ -364,42 +354,6 @@ class Planner(Watcher):
         finally:
             if running:
                 self.meter.resume()
-
-
-class _Open:
-    """A round that is not over."""
-
-    def __init__(self, first: nn.Module, survey: OrderedSurvey, held: Mapping[str, int]) -> None:
-        self.first = weakref.ref(first)
-        self.survey, self.held = survey, held
-        self.batch: dict[int, int] = {}
-        """Bytes by storage of what modules were given."""
-        self.calls = self.backwards = 0
-        self.updated = False
-
-    def given(self, call: Call) -> None:
-        self.calls += 1
-        made = frozenset(k for seen in self.survey.seen for k in seen.outputs.values())
-        self.batch.update(_batch(call, made))
-
-
-def _batch(call: Call, made: frozenset[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for tensor in tensors_in((call.args, call.kwargs)):
-        key = storage_key(tensor)
-        if key is not None and key not in made and tensor.grad_fn is None:
-            found[key] = tensor.untyped_storage().nbytes()
-    return found
-
-
-def _left(survey: OrderedSurvey) -> int:
-    found: dict[int, int] = {}
-    for seen in survey.seen:
-        for name, key in seen.outputs.items():
-            if key in survey.left and key not in seen.inputs.values():
-                graph = seen.piece.graph
-                found[key] = graph.value[graph.storage(name)].bytes
-    return sum(found.values())
 
 
 def _unplanned_peak(graph: Graph) -> int:
