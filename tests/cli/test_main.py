@@ -32,6 +32,7 @@ FLAGS = {
         "--rounds",
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
+    "run": {"--budget", "--allow", "--seconds", "-m", "script"},
     "report": {"file"},
     "explain": {"code"},
     "cache": {"action"},

@@ -23,6 +23,7 @@ from lowtide.cli.cache import CacheCommand
 from lowtide.cli.explain import ExplainCommand
 from lowtide.cli.plan import PlanCommand
 from lowtide.cli.report import ReportCommand
+from lowtide.cli.run import RunCommand
 from lowtide.errors import LowtideError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -30,6 +31,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 _ABOUT = "Fits PyTorch training into a byte budget, at the least cost in time, with the same bits."
 _EPILOG = """
 example:
+  lowtide run --budget 6GiB train.py --lr 1e-4   trains the script within 6 GiB
   lowtide plan step.graph.json --budget 6GiB     writes step.plan.json
 
 exit codes:
@@ -48,6 +50,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
+    RunCommand(),
     PlanCommand(),
     ReportCommand(),
     BenchCommand(),

@@ -28,9 +28,13 @@ class Answer:
     """The file this verb wrote."""
     next: str = ""
     """The next useful command."""
+    said: bool = False
+    """There is nothing to print: it was said on stderr, because stdout is somebody else's."""
 
 
 def show(answer: Answer, *, as_json: bool) -> None:
+    if answer.said:
+        return
     if as_json:
         wrote = {"wrote": str(answer.wrote)} if answer.wrote else {}
         print(json.dumps({**answer.data, **wrote}, indent=2))
