@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowtide.errors import OptionError, did_you_mean
+from lowtide.errors import CaptureError, OptionError, did_you_mean
 from lowtide.ir.graph import Graph
 from lowtide.plan.plan import Plan, plan_of
+from lowtide.plan.profile import Profile
 from lowtide.rules import BY_DEFAULT, DEFAULT_RULES, Exactness, Rule, add_makers
 from lowtide.units import Budget, parse_budget
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from lowtide.execute.batches import Batches
     from lowtide.plan.frontier import Frontier
 
-__all__ = ["apply", "fit", "frontier", "largest_batch", "load", "measure_peak", "plan"]
+__all__ = ["apply", "fit", "frontier", "largest_batch", "load", "measure_peak", "plan", "profile"]
 
 log = logging.getLogger("lowtide")
 EXECUTORS = ("aten",)
@@ -84,8 +85,29 @@ def largest_batch(
     return find_batches(Trials(make_batch, model, options, optimizer, loss), start, most)
 
 
+def profile(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    steps: int = 1,
+    graph: bool = True,
+) -> Profile:
+    """Run a step of `model` on a batch and say where its memory goes: which layer, which kind of data, which op and line.
+
+    With an `optimizer` its update is part of the step; of several `steps` the last is shown, and the peaks of all. Parameters, buffers,
+    gradients, the optimizer's state and random generators are left as they were found. With `graph` the step is also captured and
+    priced, so that the profile can be planned; where that is not possible the profile says why.
+    """
+    from lowtide.execute.profiling import profile_step
+
+    return profile_step(model, args, kwargs or {}, optimizer, loss, steps=steps, graph=graph)
+
+
 def plan(
-    source: Graph | Plan,
+    source: Graph | Plan | Profile,
     budget: str | int | Budget,
     *,
     solver: str = "auto",
@@ -93,7 +115,7 @@ def plan(
     allow: Sequence[str] = (),
     rules: Sequence[Rule] | None = None,
 ) -> Plan:
-    """Plan a graph, or a saved plan's graph, for a budget. Needs no torch."""
+    """Plan a graph, or the graph of a profile or a saved plan, for a budget. Needs no torch."""
     from lowtide.ir.program import unplanned
     from lowtide.plan.floors import Floors
     from lowtide.plan.infeasible import budget_error
@@ -102,8 +124,9 @@ def plan(
     from lowtide.solve.planner import solve
     from lowtide.solve.result import Status
 
-    allow = _allowed(source, allow)
-    graph = _with_makers(source, rules, allow)
+    found = _plannable(source)
+    allow = _allowed(found, allow)
+    graph = _with_makers(found, rules, allow)
     before = simulate(graph, unplanned(graph)).peak
     limit = parse_budget(budget).bytes_of(before)
     floors = Floors(settings().floor_dir)
@@ -113,31 +136,41 @@ def plan(
         needed = simulate(graph, smallest).peak
         raise budget_error(graph, smallest, limit, before, needed)
     made = plan_of(graph, limit, result, allow=allow)
-    return replace(made, environment=source.environment) if isinstance(source, Plan) else made
+    return made if isinstance(source, Graph) else replace(made, environment=source.environment)
 
 
 def frontier(
-    source: Graph | Plan,
+    source: Graph | Plan | Profile,
     points: int = 12,
     *,
     seconds: float = 30.0,
     allow: Sequence[str] = (),
     rules: Sequence[Rule] | None = None,
 ) -> Frontier:
-    """The memory/time curve of a graph, or of a saved plan's graph: a plan for each of `points` budgets. Needs no torch."""
+    """The memory/time curve of a graph, or of the graph of a profile or a saved plan: a plan for each of `points` budgets. Needs no torch."""
     from lowtide.plan.frontier import Frontier
     from lowtide.solve.frontier import solve_frontier
 
-    allow = _allowed(source, allow)
-    graph = _with_makers(source, rules, allow)
-    environment = source.environment if isinstance(source, Plan) else {}
-    found = solve_frontier(graph, points, seconds=seconds)
+    environment = {} if isinstance(source, Graph) else source.environment
+    found = _plannable(source)
+    allow = _allowed(found, allow)
+    graph = _with_makers(found, rules, allow)
+    results = solve_frontier(graph, points, seconds=seconds)
     return Frontier(
         tuple(
             plan_of(graph, budget, result, allow=allow, environment=environment)
-            for budget, result in found
+            for budget, result in results
         )
     )
+
+
+def _plannable(source: Graph | Plan | Profile) -> Graph | Plan:
+    if not isinstance(source, Profile):
+        return source
+    if source.graph is None:
+        why = source.environment.get("not captured") or "it was made without one"
+        raise CaptureError(f"the profile of {source.model} holds no graph to plan: {why}")
+    return source.graph
 
 
 def _allowed(source: Graph | Plan, allow: Sequence[str]) -> tuple[str, ...]:
@@ -165,8 +198,8 @@ def apply(model: nn.Module, plan: Plan) -> None:
     run_saved(model, plan)
 
 
-def load(path: str | Path) -> Graph | Plan:
-    """A graph or a plan from its file. Nothing in the file is executed."""
+def load(path: str | Path) -> Graph | Plan | Profile:
+    """A graph, a plan or a profile from its file. Nothing in the file is executed."""
     from lowtide.plan.format import load_file
 
     return load_file(path)

@@ -19,7 +19,6 @@ from lowtide.cost.estimated import estimated
 from lowtide.errors import CaptureError, FileFormatError, OptionError, did_you_mean
 from lowtide.ir.graph import Graph
 from lowtide.plan.format import load_file
-from lowtide.plan.plan import Plan
 from lowtide.rules import DEFAULT_RULES, add_makers
 from lowtide.settings import settings
 
@@ -52,8 +51,10 @@ def captured(name: str, folder: Path | None = None, **sizes: int) -> Graph:
     path = graph_file(name, folder, **sizes)
     if path.exists():
         loaded = load_file(path)
-        if isinstance(loaded, Plan):
-            raise FileFormatError(f"{path} holds a plan; expected a graph")
+        if not isinstance(loaded, Graph):
+            raise FileFormatError(
+                f"{path} holds a {type(loaded).__name__.lower()}; expected a graph"
+            )
         return loaded
     path.parent.mkdir(parents=True, exist_ok=True)
     _capture(name, path, sizes)

@@ -26,7 +26,6 @@ from lowtide.errors import LowtideError
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import unplanned
 from lowtide.plan.format import load_file
-from lowtide.plan.plan import Plan
 from lowtide.sim.memory import simulate
 from lowtide.solve.planner import Progress, solve
 from lowtide.units import format_bytes, format_percent, format_seconds
@@ -169,8 +168,8 @@ def _growth(rows: Sequence[ScaleRow]) -> str:
 
 def _main(path: str, copies: str, seconds: str, device: str) -> None:
     base = load_file(path)
-    if isinstance(base, Plan):
-        raise LowtideError(f"{path} holds a plan; expected a graph")
+    if not isinstance(base, Graph):
+        raise LowtideError(f"{path} holds a {type(base).__name__.lower()}; expected a graph")
     row = measure(base, int(copies), float(seconds), device)
     sys.stdout.write(json.dumps(asdict(row)))
 

@@ -1,4 +1,4 @@
-"""`lowtide plan`: from a saved graph and a budget to a saved plan, without torch."""
+"""`lowtide plan`: from a saved profile or graph and a budget to a saved plan, without torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ __all__ = ["PlanCommand", "plan_facts", "positive"]
 
 
 class PlanCommand:
-    """Plan a saved graph within a budget.
+    """Plan a saved profile or graph within a budget.
 
-    FILE is a *.graph.json, or a *.plan.json, which carries its graph and is planned anew. The plan is printed and written to
+    FILE is a *.profile.json, a *.graph.json, or a *.plan.json, which carries its graph and is planned anew. The plan is printed and written to
     <stem>.plan.json. Neither torch nor the device is needed.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", metavar="FILE", type=Path, help="a *.graph.json or *.plan.json")
+        parser.add_argument(
+            "file", metavar="FILE", type=Path, help="a *.profile.json, *.graph.json or *.plan.json"
+        )
         parser.add_argument(
             "--budget",
             required=True,
@@ -81,7 +83,9 @@ def _output(options: argparse.Namespace) -> Path:
 
 
 def _beside(file: Path) -> Path:
-    stem = file.name.removesuffix(".json").removesuffix(".graph").removesuffix(".plan")
+    stem = file.name.removesuffix(".json")
+    for kind in (".profile", ".graph", ".plan"):
+        stem = stem.removesuffix(kind)
     return file.with_name(f"{stem}.plan.json")
 
 

@@ -1,4 +1,4 @@
-"""How are graphs and plans written to files and read back?
+"""How are graphs, plans and profiles written to files and read back?
 
 Text, versioned, never executed: JSON with a schema number, a checksum over the whole content, the graph with its hash, the
 environment, the program as op names, and the predicted numbers. Reading checks all of it before anything is used; what is
@@ -20,6 +20,7 @@ from lowtide.ir.graph import Graph
 from lowtide.ir.json import dump, graph_from_json, graph_hash, graph_to_json
 from lowtide.ir.program import Program
 from lowtide.plan.plan import Plan
+from lowtide.plan.profile import Block, Profile
 
 __all__ = [
     "load_file",
@@ -27,6 +28,7 @@ __all__ = [
     "read_program",
     "save_graph",
     "save_plan",
+    "save_profile",
     "write_content",
 ]
 
@@ -68,10 +70,42 @@ def save_plan(plan: Plan, path: Path) -> Path:
     return write_content(path, content)
 
 
-def load_file(path: str | Path) -> Graph | Plan:
-    """A graph or a plan, whichever the file holds."""
+def save_profile(profile: Profile, path: Path) -> Path:
+    """Texts of blocks are written once and numbered: a step has thousands of blocks from a few hundred lines of code."""
+    graph = profile.graph
+    words: dict[str, int] = {}
+    blocks = [
+        [b.bytes, _short(b.start), _short(b.end)]
+        + [words.setdefault(text, len(words)) for text in (b.kind, b.layer, b.op, b.source)]
+        for b in profile.blocks
+    ]
+    content = {
+        "lowtide": "profile",
+        "environment": dict(profile.environment),
+        "model": profile.model,
+        "seconds": _short(profile.seconds),
+        "peak": profile.peak,
+        "peaks": list(profile.peaks),
+        "estimated": profile.estimated,
+        "phases": [[name, _short(start)] for name, start in profile.phases],
+        "words": [[word] for word in words],
+        "blocks": blocks,
+        "graph_hash": graph_hash(graph) if graph is not None else None,
+        "graph": graph_to_json(graph) if graph is not None else None,
+    }
+    return write_content(path, content)
+
+
+def _short(seconds: float) -> float:
+    return round(seconds, 9)
+
+
+def load_file(path: str | Path) -> Graph | Plan | Profile:
+    """A graph, a plan or a profile, whichever the file holds."""
     content = read_content(Path(path))
     try:
+        if content.get("lowtide") == "profile":
+            return _profile(content)
         graph = graph_from_json(content.get("graph"))
         if content.get("lowtide") == "graph":
             return graph
@@ -79,7 +113,9 @@ def load_file(path: str | Path) -> Graph | Plan:
             return _plan(graph, content)
     except (FileFormatError, GraphError) as error:
         raise FileFormatError(f"{path}: {_words(error)}") from None
-    raise FileFormatError(f"{path} holds {content.get('lowtide')!r}; expected a graph or a plan")
+    raise FileFormatError(
+        f"{path} holds {content.get('lowtide')!r}; expected a graph, a plan or a profile"
+    )
 
 
 def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
@@ -101,6 +137,52 @@ def _plan(graph: Graph, content: Mapping[str, Any]) -> Plan:
         covers=tuple(map(str, _field(content, "covers", list))),
         environment={str(k): str(v) for k, v in _field(content, "environment", dict).items()},
     )
+
+
+def _profile(content: Mapping[str, Any]) -> Profile:
+    words = [_word(row) for row in _field(content, "words", list)]
+    graph = content.get("graph")
+    return Profile(
+        model=_field(content, "model", str),
+        seconds=float(_field(content, "seconds", (int, float))),
+        peak=_field(content, "peak", int),
+        blocks=tuple(
+            _block(row, words, f"blocks[{i}]")
+            for i, row in enumerate(_field(content, "blocks", list))
+        ),
+        phases=tuple(_phase(row) for row in _field(content, "phases", list)),
+        graph=graph_from_json(graph) if graph is not None else None,
+        peaks=tuple(int(_number(size, "peaks")) for size in _field(content, "peaks", list)),
+        estimated=content.get("estimated") is True,
+        environment={str(k): str(v) for k, v in _field(content, "environment", dict).items()},
+    )
+
+
+def _block(row: object, words: list[str], where: str) -> Block:
+    if not isinstance(row, list) or len(row) != 7:
+        raise FileFormatError(f"{where}: expected 7 numbers, found {row!r}")
+    size, start, end, *names = (_number(cell, where) for cell in row)
+    if not all(0 <= name < len(words) for name in names):
+        raise FileFormatError(f"{where}: names a word that is not in the list of words")
+    return Block(int(size), start, end, *(words[int(name)] for name in names))
+
+
+def _phase(row: object) -> tuple[str, float]:
+    if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
+        raise FileFormatError(f"phases: expected a name and seconds, found {row!r}")
+    return row[0], _number(row[1], "phases")
+
+
+def _word(row: object) -> str:
+    if not isinstance(row, list) or len(row) != 1 or not isinstance(row[0], str):
+        raise FileFormatError(f"words: expected a text, found {row!r}")
+    return row[0]
+
+
+def _number(cell: object, where: str) -> float:
+    if isinstance(cell, bool) or not isinstance(cell, (int, float)):
+        raise FileFormatError(f"{where}: expected a number, found {cell!r}")
+    return float(cell)
 
 
 def read_program(graph: Graph, steps: object) -> Program:

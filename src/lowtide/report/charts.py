@@ -11,15 +11,14 @@ colour-blind readers, and what matters (outline, fill, dashes) differs in form a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
+from lowtide.plan.sparkline import SHORTEST, Points, columns, sparkline
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["STYLE", "Points", "sparkline", "ticks", "timeline_svg"]
-
-Points = Sequence[tuple[float, int]]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 96, 92, 52
 STYLE = """
@@ -45,9 +44,6 @@ text { fill: #e6edf3 }
 .limit { fill: #f0883e }
 }
 """.strip()
-_SHORTEST = 1e-9
-"""Seconds; a step that takes no time is drawn as if it took this."""
-_BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +78,7 @@ def timeline_svg(
     height: int = 400,
 ) -> str:
     """The step before (outline) and after (filled), and the budget as a line."""
-    seconds = max([_SHORTEST, *(t for t, _ in [*before, *after])])
+    seconds = max([SHORTEST, *(t for t, _ in [*before, *after])])
     top = max([budget, *(size for _, size in [*before, *after])])
     frame = _Frame(width, height, seconds, 1.06 * (top or 1))
     parts = [
@@ -111,39 +107,16 @@ def timeline_svg(
     )
 
 
-def sparkline(points: Points, *, width: int = 60, top: int | None = None) -> str:
-    """The timeline as one line of bars; `top` is what a full bar stands for."""
-    if not points:
-        return ""
-    end = max(points[-1][0], _SHORTEST)
-    full = max(top or 0, *(size for _, size in points), 1)
-    highest = dict(_columns(points, width / end, width))
-    return "".join(
-        _BARS[math.ceil((len(_BARS) - 1) * highest.get(column, 0) / full)]
-        for column in range(width)
-    )
-
-
-def _columns(points: Points, scale: float, count: int) -> Iterator[tuple[int, int]]:
-    """For each column of the picture the most bytes within it: no peak is lost, however short."""
-    highest: dict[int, int] = {}
-    for (start, size), (end, _) in zip(points, [*points[1:], points[-1]]):
-        first, last = int(start * scale), math.ceil(end * scale) - 1
-        for column in range(min(first, count - 1), min(max(first, last), count - 1) + 1):
-            highest[column] = max(highest.get(column, 0), size)
-    yield from sorted(highest.items())
-
-
 def _path(frame: _Frame, points: Points, *, closed: bool = False) -> str:
     """Steps, one level per pixel column; repeated levels are drawn once."""
     if not points:
         return ""
     end = points[-1][0]
-    columns = list(_columns(points, frame.columns / frame.seconds, frame.columns))
+    levels = list(columns(points, frame.columns / frame.seconds, frame.columns))
     floor = f"{frame.y(0):.1f}"
-    drawn = [f"M{_LEFT + columns[0][0]} {floor}"]
+    drawn = [f"M{_LEFT + levels[0][0]} {floor}"]
     level = 0
-    for column, size in columns:
+    for column, size in levels:
         if size != level:
             drawn.append(f"H{_LEFT + column}V{frame.y(size):.1f}")
             level = size
