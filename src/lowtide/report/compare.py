@@ -26,7 +26,7 @@ def curve_of(frontier: Frontier, source: Graph | Plan) -> Curve:
     graph = plans[-1].graph
     plan = source if isinstance(source, Plan) else None
     return Curve(
-        line=tuple(_front((p.peak, p.seconds) for p in plans)),
+        line=tuple(_front((p.peak, p.seconds) for p in (*plans, *([plan] if plan else [])))),
         baselines=tuple(_baselines(graph, plan.budget if plan else plans[len(plans) // 2].budget)),
         chosen=Spot("this plan", plan.peak, plan.seconds) if plan else None,
         budget=plan.budget if plan else None,

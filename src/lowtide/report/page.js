@@ -52,36 +52,43 @@
   };
   const phaseAt = (step, moment) => step.phases.filter(([, start]) => start <= moment).pop()?.[0] ?? "";
   const moment = (step, t) => (step.timed ? seconds(t) : `op ${Math.floor(t) + 1}`);
-  const row = (kind, words, size) => {
-    const line = make("tr");
+  const row = (words, size, kind) => {
+    const line = make("tr", undefined, kind === undefined ? "" : "kind");
     const name = make("td");
-    if (kind >= 0) {
+    if (kind !== undefined) {
       const dot = make("i", "", "dot");
       dot.style.setProperty("--k", data.colours[kind]);
-      dot.title = data.kinds[kind];
       name.append(dot);
     }
     name.append(words);
-    if (kind >= 0) name.append(" ", make("span", data.kinds[kind], "quiet"));
-    line.append(name, make("td", size));
+    line.append(name, make("td", bytes(size)));
     return line;
+  };
+  /* Kinds, the largest first, each with its largest layers. */
+  const rows = (step, sums, held) => {
+    const found = [];
+    const order = step.kinds.map((kind, i) => [kind, sums[i]]).filter(([, size]) => size > 0);
+    order.sort(([, a], [, b]) => b - a);
+    for (const [kind, size] of order) {
+      found.push(row(data.kinds[kind], size, kind));
+      for (let i = 0; i < held.length; i += 3) {
+        if (held[i + 1] === kind) found.push(row(data.layers[held[i]] || "(no layer)", held[i + 2]));
+      }
+    }
+    return found;
   };
   const read = (at) => {
     const step = data.steps[shown];
     if (!step || !step.at.length) return;
     column = Math.max(0, Math.min(at, step.columns - 1));
     const index = instantAt(step, column);
-    const [t, total, rest, op, ...held] = step.instants[index];
+    const [t, total, op, sums, held] = step.instants[index];
     cursor.hidden = false;
     cursor.style.left = `${(100 * (column + 0.5)) / data.columns}%`;
     const head = make("p", `${bytes(total)} `, "big");
     head.append(make("span", `${index === step.top ? "at the peak, " : ""}${moment(step, t)}, ${phaseAt(step, t)}`, "quiet"));
     const table = make("table");
-    for (let i = 0; i < held.length; i += 3) {
-      table.append(row(held[i + 1], data.layers[held[i]] || "(no layer)", bytes(held[i + 2])));
-    }
-    const told = held.filter((_, i) => i % 3 === 2).reduce((a, b) => a + b, 0);
-    if (rest > 0) table.append(row(-1, `${rest} smaller`, bytes(total - told)));
+    table.append(...rows(step, sums, held));
     readout.replaceChildren(head);
     if (op >= 0) {
       const [target, layer, source] = data.ops[op];
@@ -93,7 +100,7 @@
     }
     const other = data.steps[1 - shown];
     if (other) {
-      const there = column < other.columns ? bytes(other.instants[instantAt(other, column)][1]) : "over";
+      const there = column < other.columns ? bytes(other.instants[instantAt(other, column)][1]) : "it has ended";
       readout.append(make("p", `${other.name} at this time: ${there}`, "quiet"));
     }
     readout.append(table);
@@ -140,7 +147,7 @@
   /* Tables: a click on a heading sorts, a click on a row opens it. Rows that were opened travel with theirs. */
   const value = (line, place) => {
     const cell = line.cells[place];
-    return cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v);
+    return place ? Number(cell?.dataset.v ?? 0) : cell.textContent;
   };
   all("table.sorts").forEach((table) => {
     const body = table.tBodies[0];
@@ -203,11 +210,15 @@
   });
   all("table[data-most]").forEach(limit);
 
-  /* The frontier: a point lights its line in the table. */
-  const light = (name) => all("[data-line]").forEach((line) => line.classList.toggle("lit", line.dataset.line === name));
+  /* The frontier: a point says what it is and lights its line in the table. */
+  const light = (name, words) => {
+    all("[data-line]").forEach((line) => line.classList.toggle("lit", line.dataset.line === name));
+    document.getElementById("told").textContent = words;
+  };
   all("[data-spot]").forEach((spot) => {
-    ["pointerenter", "focus", "click"].forEach((event) => spot.addEventListener(event, () => light(spot.dataset.spot)));
-    spot.addEventListener("pointerleave", () => light(""));
+    const on = () => light(spot.dataset.spot, spot.title);
+    ["pointerenter", "focus", "click"].forEach((event) => spot.addEventListener(event, on));
+    ["pointerleave", "blur"].forEach((event) => spot.addEventListener(event, () => light("", "")));
   });
 
   show(0);

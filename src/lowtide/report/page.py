@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib.resources import files
 
-from lowtide.report.changes import INVERT, WAYS, Change, Detail
+from lowtide.report.changes import WAYS, Change, Detail, Tally
 from lowtide.report.kinds import COLOURS, colour
 from lowtide.report.picture import COLUMNS, Holder, Picture
 from lowtide.report.plots import frontier_plot, frontier_rows, timeline_plot
@@ -28,6 +28,10 @@ _MOST = 20
 """Rows of a table before the rest is asked for."""
 _MEMBERS = 40
 """Folded layers that are listed one by one."""
+_ALL = 300
+"""Rows of a table at all."""
+_INNER = 600
+"""Rows of a table that are seen when others are opened: a page stays small whatever the model."""
 _SMALL = 0.004
 """Kinds below this share of the peak have no column of their own."""
 
@@ -112,7 +116,8 @@ def _timeline(picture: Picture) -> str:
 
 def _frontier(picture: Picture) -> str:
     if picture.curve is None:
-        return ""
+        how = "<p>What other budgets would cost in time: <code>lowtide report FILE --frontier</code> adds it here.</p>"
+        return f'<section id="frontier" class="quiet">{how}</section>\n'
     curve = picture.curve
     words = "What less memory costs in time: each point is a plan. The hatched side is below the smallest plan found."
     least = curve.seconds
@@ -122,7 +127,7 @@ def _frontier(picture: Picture) -> str:
         for mark, key, spot in frontier_rows(curve)
     )
     table = f'<table><thead><tr><th></th><th>peak</th><th>step time</th><th></th></tr></thead><tbody>{rows}</tbody></table>'  # fmt: skip
-    inside = f'<div class="frontier">{frontier_plot(curve)}{table}</div>'
+    inside = f'<div class="frontier">{frontier_plot(curve)}<div>{table}<p class="quiet" id="told" aria-live="polite"></p></div></div>'
     return _section("frontier", "Memory against time", words, inside)
 
 
@@ -145,21 +150,29 @@ def _peak_table(index: int, sampled: Sampled, holders: Sequence[Holder]) -> str:
     )
     small = sum(sums.values()) - sum(sums[k] for k in kinds)
     heads += "<th data-sort>rest</th>" if small else ""
+    everything = Holder("all", sums)
     rows = []
-    for holder in holders:
+    left = _INNER
+    for holder in holders[:_ALL]:
+        members = holder.members[: min(_MEMBERS, left)]
+        left -= len(members)
         rows.append(_holder_row(holder, kinds, bool(small), most, whole))
-        rows += [
-            _holder_row(member, kinds, bool(small), most, whole, inner=True)
-            for member in holder.members[:_MEMBERS]
-        ]
-        if len(holder.members) > _MEMBERS:
-            more = len(holder.members) - _MEMBERS
+        rows += [_holder_row(m, kinds, bool(small), most, whole, inner=True) for m in members]
+        if len(holder.members) > len(members):
+            more = len(holder.members) - len(members)
             rows.append(f'<tr class="inner" hidden><td>and {more} more</td></tr>')
     table = (
-        f'<table class="sorts" id="peak-{index}" data-most="{_MOST}"><thead><tr><th data-sort="up">layer</th>{heads}'
-        f'<th data-sort aria-sort="descending">total</th></tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        f'<table class="sorts" id="peak-{index}" data-most="{_MOST}"><thead><tr><th data-sort="up">layer</th>'
+        f'<th data-sort aria-sort="descending">total</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        f"<tfoot>{_holder_row(everything, kinds, bool(small), 0, 0)}</tfoot></table>"
     )
-    return _scroll(table, f"peak-{index}", len(holders))
+    return _scroll(table, f"peak-{index}", len(holders[:_ALL])) + _left_out(holders)
+
+
+def _left_out(rows: Sequence[object]) -> str:
+    if len(rows) <= _ALL:
+        return ""
+    return f'<p class="quiet">{len(rows) - _ALL} more rows are not listed.</p>'
 
 
 def _scroll(table: str, name: str, rows: int) -> str:
@@ -172,17 +185,27 @@ def _scroll(table: str, name: str, rows: int) -> str:
 def _holder_row(
     holder: Holder, kinds: Sequence[str], rest: bool, most: int, whole: int, inner: bool = False
 ) -> str:
-    cells = [_name_cell(holder.layer, opens=bool(holder.members), inner=inner)]
+    share = 100 * holder.bytes / whole if whole else 0.0
+    bar = (
+        ""
+        if inner or not whole
+        else f'<span class="share"><i style="width:{share:.1f}%"></i></span>'
+    )
+    cells = [
+        _name_cell(holder.layer, opens=bool(holder.members), inner=inner),
+        f'<td data-v="{holder.bytes}">{bar}{_size(holder.bytes)}</td>',
+    ]
     for kind in kinds:
         size = holder.kinds.get(kind, 0)
-        heat = "" if inner or not size else f' style="background:{_heat(kind, size / most)}"'
-        cells.append(f'<td class="kind" data-v="{size}"{heat}>{_size(size)}</td>')
+        heat = (
+            ""
+            if inner or not (size and most)
+            else f' style="background:{_heat(kind, size / most)}"'
+        )
+        cells.append(f'<td data-v="{size}"{heat}>{_size(size)}</td>' if size else "<td></td>")
     if rest:
         small = holder.bytes - sum(holder.kinds.get(kind, 0) for kind in kinds)
-        cells.append(f'<td data-v="{small}">{_size(small)}</td>')
-    share = 100 * holder.bytes / whole if whole else 0.0
-    bar = "" if inner else f'<span class="share"><i style="width:{share:.1f}%"></i></span>'
-    cells.append(f'<td data-v="{holder.bytes}">{_size(holder.bytes)}{bar}</td>')
+        cells.append(f'<td data-v="{small}">{_size(small)}</td>' if small else "<td></td>")
     return f"<tr{' class=inner hidden' if inner else ''}>{''.join(cells)}</tr>"
 
 
@@ -204,20 +227,33 @@ def _size(size: int) -> str:
 def _changes(picture: Picture) -> str:
     if not picture.changes:
         return ""
-    ways = [w for w in WAYS if w != INVERT or any(INVERT in c.ways for c in picture.changes)]
+    ways = [way for way in WAYS if any(way in change.ways for change in picture.changes)]
     heads = "".join(f"<th data-sort>{escape(way)}</th>" for way in ways)
-    rows = "".join(line for change in picture.changes for line in _change_rows(change, ways))
+    rows = "".join(line for change in picture.changes[:_ALL] for line in _change_rows(change, ways))
     table = (
-        f'<table class="sorts" id="changed" data-most="{_MOST}"><thead><tr><th data-sort="up">layer</th>{heads}'
-        f'<th data-sort aria-sort="descending">time added</th></tr></thead><tbody>{rows}</tbody></table>'
+        f'<table class="sorts" id="changed" data-most="{_MOST}"><thead><tr><th data-sort="up">layer</th>'
+        f'<th data-sort aria-sort="descending">time added</th>{heads}</tr></thead><tbody>{rows}</tbody>'
+        f"<tfoot>{next(_change_rows(_sum(picture.changes), ways))}</tfoot></table>"
     )
     words = "How many tensors or ops, and their bytes: what is kept for backward, and how the rest is got back. A click on a row tells why."
-    inside = _scroll(table, "changed", len(picture.changes))
+    inside = _scroll(table, "changed", len(picture.changes[:_ALL])) + _left_out(picture.changes)
     return _section("changes", "What was done to each layer", words, inside)
 
 
+def _sum(found: Sequence[Change]) -> Change:
+    ways = {
+        way: Tally(sum(t.count for t in tallies), sum(t.bytes for t in tallies))
+        for way in WAYS
+        if (tallies := [c.ways[way] for c in found if way in c.ways])
+    }
+    return Change("all", ways, sum(c.seconds for c in found), ())
+
+
 def _change_rows(change: Change, ways: Sequence[str]) -> Iterator[str]:
-    cells = [_name_cell(change.layer, opens=bool(change.details))]
+    cells = [
+        _name_cell(change.layer, opens=bool(change.details)),
+        f'<td data-v="{change.seconds:.9f}">{_added(change.seconds)}</td>',
+    ]
     for way in ways:
         tally = change.ways.get(way)
         words = "" if tally is None else f"{tally.count}"
@@ -225,7 +261,6 @@ def _change_rows(change: Change, ways: Sequence[str]) -> Iterator[str]:
             words += f' <span class="quiet">\u00b7</span> {format_bytes(tally.bytes)}'
         order = 0 if tally is None else tally.bytes or tally.count
         cells.append(f'<td data-v="{order}">{words}</td>')
-    cells.append(f'<td data-v="{change.seconds:.9f}">{_added(change.seconds)}</td>')
     yield f"<tr>{''.join(cells)}</tr>"
     for detail in change.details:
         yield _detail_row(detail, len(ways))
@@ -235,8 +270,8 @@ def _detail_row(detail: Detail, ways: int) -> str:
     size = f", {format_bytes(detail.bytes)}" if detail.bytes else ""
     return (
         f'<tr class="inner" hidden><td><code>{escape(detail.op)}</code></td>'
-        f'<td class="words" colspan="{ways}"><b>{escape(detail.way)}</b> {detail.count}\u00d7{size}: {escape(detail.reason)}</td>'
-        f"<td>{_added(detail.seconds)}</td></tr>"
+        f'<td>{_added(detail.seconds)}</td><td class="words" colspan="{ways}">'
+        f"<b>{escape(detail.way)}</b> {detail.count}\u00d7{size}: {escape(detail.reason)}</td></tr>"
     )
 
 
@@ -291,16 +326,16 @@ class _Index:
 def _step_data(sampled: Sampled, layers: _Index, ops: _Index, kinds: _Index) -> dict[str, object]:
     instants = []
     for instant in sampled.instants:
-        row = [round(instant.seconds, 7), instant.total, instant.rest]
         running = instant.running
-        row.append(ops.of((running.op, running.layer, running.source)) if running else -1)
-        for h in instant.holdings:
-            row += [layers.of(h.layer), kinds.of(h.kind), h.bytes]
-        instants.append(row)
+        op = ops.of((running.op, running.layer, running.source)) if running else -1
+        held = [(layers.of(h.layer), kinds.of(h.kind), h.bytes) for h in instant.holdings]
+        flat = [number for row in held for number in row]
+        instants.append((round(instant.seconds, 7), instant.total, op, instant.kinds, flat))
     return {
         "name": sampled.step.name,
         "timed": sampled.step.timed,
         "phases": sampled.step.phases,
+        "kinds": [kinds.of(kind) for kind in sampled.kinds],
         "columns": sampled.columns,
         "top": sampled.top,
         "at": [instant.column for instant in sampled.instants],

@@ -6,6 +6,7 @@ Places are shares of the plot, so that one page reads at any width; every word f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from html import escape
 
 from lowtide.plan.sparkline import columns as highest_of
@@ -23,6 +24,8 @@ _HIGH = 1000
 _MARKS = ("\u25a0", "\u25b2", "\u25c6", "\u2715", "\u25cf")
 _FREE = 1.08
 """Room above the highest."""
+_STEEP = 2.5
+"""The frontier shows so many times the extra time of the slowest baseline."""
 _NARROW = 7.0
 """Percent of the width below which a phase gets no name."""
 
@@ -169,16 +172,23 @@ class _Frame:
         times = [spot.seconds for spot in spots]
         wide = max(peaks) - min(peaks) or max(peaks)
         self.low, self.high = max(0.0, min(peaks) - 0.12 * wide), max(peaks) + 0.06 * wide
-        self.least = min(times)
-        self.most = max(*times, 1.02 * self.least)
-        room = 0.08 * (self.most - self.least)
-        self.least, self.most = self.least - room, self.most + room
+        least = min(times)
+        most = max(times)
+        if curve.baselines:  # the steep end of the curve would hide all else
+            most = min(most, least + _STEEP * (max(s.seconds for s in curve.baselines) - least))
+        most = max([most, 1.02 * least] + ([curve.chosen.seconds] if curve.chosen else []))
+        room = 0.08 * (most - least)
+        self.least, self.most = least - room, most + room
 
     def x(self, peak: float) -> float:
         return (peak - self.low) / (self.high - self.low)
 
     def y(self, seconds: float) -> float:
-        return 1 - (seconds - self.least) / (self.most - self.least)
+        """Not above the plot: what is slower is at its edge."""
+        return max(0.0, 1 - (seconds - self.least) / (self.most - self.least))
+
+    def shows(self, spot: Spot) -> bool:
+        return spot.seconds <= self.most
 
     def place(self, spot: Spot) -> str:
         return f"left:{_percent(self.x(spot.peak))};top:{_percent(self.y(spot.seconds))}"
@@ -188,7 +198,7 @@ def frontier_plot(curve: Curve) -> str:
     frame = _Frame(curve)
     parts = [*_overhead_lines(curve, frame), _frontier_shapes(curve, frame)]
     parts += _uprights(curve, frame)
-    for spot in curve.line:
+    for spot in filter(frame.shows, curve.line):
         parts.append(_button(spot, frame.place(spot), "point", "", "line"))
     for index, spot in enumerate(curve.baselines):
         mark = _MARKS[index % len(_MARKS)]
@@ -205,13 +215,15 @@ def frontier_rows(curve: Curve) -> Iterator[tuple[str, str, Spot]]:
     """(mark, key, spot) of everything that is drawn, for the table beside the plot."""
     if curve.chosen:
         yield "\u25ce", "chosen", curve.chosen
+    if curve.line:
+        yield "\u25cf", "smallest", replace(curve.line[0], name="smallest plan found")
     for index, spot in enumerate(curve.baselines):
         yield _MARKS[index % len(_MARKS)], spot.name, spot
 
 
 def _button(spot: Spot, place: str, style: str, mark: str, key: str) -> str:
-    words = f"{format_bytes(spot.peak)}, {format_seconds(spot.seconds)}"
-    title = escape(f"{spot.name}: {words}" if spot.name else words)
+    words = f"peak {format_bytes(spot.peak)}, step time {format_seconds(spot.seconds)}"
+    title = escape(f"{spot.name or 'a plan'}: {words}")
     return f'<button class="spot {style}" data-spot="{escape(key)}" style="{place}" title="{title}" aria-label="{title}">{mark}</button>'
 
 
@@ -250,7 +262,8 @@ def _uprights(curve: Curve, frame: _Frame) -> Iterator[str]:
 def _peak_ticks(frame: _Frame) -> str:
     unit = next((u for u in (2**30, 2**20, 2**10) if frame.high >= 0.8 * u), 1)
     name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}.get(unit, "B")
-    marks = [t * unit for t in ticks(frame.high / unit, 8)]
+    step = [t * unit for t in ticks((frame.high - frame.low) / unit, 4)][1]
+    marks = [i * step for i in range(int(frame.high / step) + 1)]
     spans = (
         f'<span style="left:{_percent(frame.x(m))}">{m / unit:g} {name}</span>'
         for m in marks

@@ -1,7 +1,7 @@
 """What does a picture of so many columns show of a step? The highest moment of each column, and what lives at it.
 
 Goes in: a `Step` with perhaps a hundred thousand blocks. Comes out: a `Sampled` step of a few hundred instants, whatever the step's
-size: no peak is lost, however short, and what is too small to be seen is added up as the rest.
+size: no peak is lost, however short, and what is too small to be seen is in the sums of its kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lowtide.report.steps import Running, Step
 
 __all__ = ["Holding", "Instant", "Sampled", "fold_all", "sample"]
 
-_ROWS = 12
+_ROWS = 10
 """How many rows of an instant are told one by one."""
 _DEPTH = 99
 """Layers are folded to their whole path."""
@@ -47,9 +47,7 @@ class Instant:
     kinds: tuple[int, ...]
     """Bytes of each of the step's kinds."""
     holdings: tuple[Holding, ...]
-    """The largest."""
-    rest: int
-    """How many smaller ones there are."""
+    """The largest; the others are in the sums of their kinds."""
     running: Running | None
 
 
@@ -80,14 +78,14 @@ def sample(step: Step, folded: Sequence[Folded], *, span: float, columns: int) -
     chosen = list(_highest(times, totals, columns / span if span > 0 else 1.0, columns))
     instants = []
     starts = [running.start for running in step.running]
-    for column, index, alive in _alive_at(step.blocks, times, chosen):
+    for column, index, alive in _alive_at(step.blocks, times, chosen, names):
         place = bisect_right(starts, times[index]) - 1
         running = step.running[place] if place >= 0 else None
-        instants.append(_instant(column, times[index], alive, names, kinds, running))
+        instants.append(_instant(column, times[index], alive, kinds, running))
     top = max(range(len(instants)), key=lambda i: instants[i].total, default=-1)
     at_peak: Mapping[Key, int] = {}
     if chosen:
-        at_peak = next(_alive_at(step.blocks, times, [chosen[top]]))[2]
+        at_peak = next(_alive_at(step.blocks, times, [chosen[top]], {}))[2]
     taken = max(1, round(columns * step.seconds / span)) if span > 0 else columns
     return Sampled(step, kinds, min(columns, taken), tuple(instants), top, at_peak)
 
@@ -121,19 +119,27 @@ def _highest(
 
 
 def _alive_at(
-    blocks: Sequence[Block], times: Sequence[float], chosen: Sequence[tuple[int, int]]
+    blocks: Sequence[Block],
+    times: Sequence[float],
+    chosen: Sequence[tuple[int, int]],
+    names: Mapping[str, str],
 ) -> Iterator[tuple[int, int, Counter[Key]]]:
-    """For each chosen moment, in the order of time, what lives then. The counter is the same one each time."""
+    """For each chosen moment, in the order of time, what lives then: by the layers' names, and kind. The counter is the same one
+    each time."""
     comes = sorted(blocks, key=lambda block: block.start)
     goes = sorted(blocks, key=lambda block: block.end)
     alive: Counter[Key] = Counter()
+
+    def key(block: Block) -> Key:
+        return names.get(block.layer, block.layer), block.kind
+
     come = go = 0
     for column, index in sorted(chosen, key=lambda pair: pair[1]):
         while come < len(comes) and comes[come].start <= times[index]:
-            alive[comes[come].layer, comes[come].kind] += comes[come].bytes
+            alive[key(comes[come])] += comes[come].bytes
             come += 1
         while go < len(goes) and goes[go].end <= times[index]:
-            alive[goes[go].layer, goes[go].kind] -= goes[go].bytes
+            alive[key(goes[go])] -= goes[go].bytes
             go += 1
         yield column, index, alive
 
@@ -141,24 +147,18 @@ def _alive_at(
 def _instant(
     column: int,
     seconds: float,
-    alive: Mapping[Key, int],
-    names: Mapping[str, str],
+    alive: Counter[Key],
     kinds: Sequence[str],
     running: Running | None,
 ) -> Instant:
     by_kind: Counter[str] = Counter()
-    folded: Counter[Key] = Counter()
-    for (layer, kind), size in alive.items():
-        if size:
-            by_kind[kind] += size
-            folded[names.get(layer, layer), kind] += size
-    largest = folded.most_common(_ROWS)
+    for (_, kind), size in alive.items():
+        by_kind[kind] += size
     return Instant(
         column,
         seconds,
         by_kind.total(),
         tuple(by_kind[kind] for kind in kinds),
-        tuple(Holding(layer, kind, size) for (layer, kind), size in largest),
-        len(folded) - len(largest),
+        tuple(Holding(layer, kind, n) for (layer, kind), n in alive.most_common(_ROWS) if n),
         running,
     )

@@ -177,7 +177,8 @@ def _pair(name: str, predicted: int, measured: int | None) -> Fact:
     if not measured:
         return Fact(name, f"~{format_bytes(predicted)}, not measured")
     off = predicted / measured - 1
-    words = f"~{format_bytes(predicted)}, measured {format_bytes(measured)}: {format_percent(off)}"
+    apart = "within 0.1%" if abs(off) < 1e-3 else f"{format_percent(off)} off"
+    words = f"~{format_bytes(predicted)}, measured {format_bytes(measured)}: {apart}"
     return Fact(name, words, CARE if abs(off) > _MEASURED_OFF else GOOD)
 
 

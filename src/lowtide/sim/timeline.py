@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.sim.memory import Copy, Timeline
 
 __all__ = ["KEPT", "WORKSPACE", "Row", "base_of", "breakdown", "by_kind"]
@@ -75,8 +75,15 @@ def base_of(graph: Graph) -> Counter[tuple[str, str]]:
         found[str(kind), ""] += size
     for name in dict.fromkeys(graph.storage(o.value) for o in graph.outside if o.owned):
         value = graph.value[name]
-        found[value.kind.value, value.layer] += value.bytes
+        found[value.kind.value, value.layer or _owner(graph, value)] += value.bytes
     return found
+
+
+def _owner(graph: Graph, value: Value) -> str:
+    """The layer of a parameter or buffer that says none: of the first op that reads it."""
+    if value.kind not in (Kind.PARAMETER, Kind.BUFFER):
+        return ""
+    return next((op.layer for op in graph.users[value.name] if op.layer), "")
 
 
 def _kind(graph: Graph, copy: Copy, segment: int) -> str:
