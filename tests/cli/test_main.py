@@ -32,7 +32,14 @@ FLAGS = {
         "--rounds",
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
-    "report": {"file"},
+    "report": {
+        "file",
+        "-o --output",
+        "-f --force",
+        "--frontier",
+        "--seconds",
+        "--measured",
+    },
     "explain": {"code"},
     "cache": {"action"},
 }

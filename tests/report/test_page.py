@@ -178,3 +178,16 @@ def test_nothing_to_show_is_shown_too():
     empty = Profile("Nothing", 0.0, 0, (), ())
     Reader(page(picture_of(empty, "nothing")))
     lines_of(picture_of(empty, "nothing"), str(empty))
+
+
+def test_a_row_opens_to_its_layers_and_a_layer_to_what_made_it():
+    (rows, _) = picture_of(a_plan(), "net").holders
+    folded = next(row for row in rows if row.layer == "layers.0-2.fc x3")
+    assert {m.layer for m in folded.members} == {f"layers.{i}.fc" for i in range(3)}
+    assert sum(m.bytes for m in folded.members) == folded.bytes
+    single = picture_of(a_plan(blocks=1), "net").holders[0]
+    opened = next(row for row in single if row.layer == "layers.0.fc")
+    assert [m.layer for m in opened.members] == [
+        "aten.mm.default train.py:0",
+        "there before the step",
+    ]

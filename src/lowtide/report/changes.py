@@ -133,7 +133,8 @@ def _run(plan: Plan) -> Iterator[tuple[str, Detail]]:
         again = way in (RECOMPUTE, INVERT)
         size = sum(graph.value[o].bytes for o in op.outputs) if again else 0
         reason = reasons.get(op.rule, op.rule) if op.rule else _REASONS[RECOMPUTE]
-        yield op.layer, Detail(way, op.target, reason, 1, size, op.seconds)
+        layer = op.layer or (graph.op[op.of].layer if op.of else "")
+        yield layer, Detail(way, op.target, reason, 1, size, op.seconds)
     for name, times in before.items():
         for _ in range(times - seen[name]):
             op = graph.op[name]

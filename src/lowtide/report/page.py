@@ -210,7 +210,7 @@ def _holder_row(
 
 
 def _name_cell(layer: str, *, opens: bool, inner: bool = False) -> str:
-    name = f"<code>{escape(layer)}</code>" if layer else "(no layer)"
+    name = f"<code>{escape(layer)}</code>" if layer else "(outside any layer)"
     if opens:
         return f'<td><button class="open" aria-expanded="false">{name}</button></td>'
     return f"<td>{name}</td>" if inner else f'<td><span class="shut">{name}</span></td>'
@@ -334,7 +334,7 @@ def _step_data(sampled: Sampled, layers: _Index, ops: _Index, kinds: _Index) -> 
     return {
         "name": sampled.step.name,
         "timed": sampled.step.timed,
-        "phases": sampled.step.phases,
+        "phases": [(name, round(start, 7)) for name, start in sampled.step.phases],
         "kinds": [kinds.of(kind) for kind in sampled.kinds],
         "columns": sampled.columns,
         "top": sampled.top,

@@ -7,14 +7,14 @@ here knows how it is drawn.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import unplanned
 from lowtide.plan.folding import Folded
 from lowtide.plan.plan import Plan
-from lowtide.plan.profile import Profile
+from lowtide.plan.profile import Block, Profile
 from lowtide.report.changes import Change, changes
 from lowtide.report.curve import Curve
 from lowtide.report.kinds import in_order
@@ -36,7 +36,7 @@ class Holder:
     layer: str
     kinds: Mapping[str, int]
     members: tuple[Holder, ...] = ()
-    """The layers that were folded, the largest first."""
+    """The layers that were folded, or of one layer the ops and lines that made what it holds: the largest first."""
 
     @property
     def bytes(self) -> int:
@@ -107,17 +107,38 @@ def _steps(source: Graph | Plan | Profile) -> tuple[Step, ...]:
 
 
 def _holders(step: Sampled, folded: Sequence[Folded]) -> tuple[Holder, ...]:
-    by_layer: dict[str, Counter[str]] = defaultdict(Counter)
-    for (layer, kind), size in step.at_peak.items():
-        if size:
-            by_layer[layer][kind] += size
+    by_layer: dict[str, list[Block]] = defaultdict(list)
+    for block in step.at_peak:
+        by_layer[block.layer].append(block)
     found = []
     for row in folded:
-        members = _largest_first(Holder(n, by_layer[n]) for n in row.layers if n in by_layer)
-        if members:
-            total = sum((Counter(m.kinds) for m in members), Counter[str]())
-            found.append(Holder(row.name, total, members if len(members) > 1 else ()))
+        blocks = [block for layer in row.layers for block in by_layer[layer]]
+        if blocks:
+            members = _members(blocks, _name if len(row.layers) > 1 else _maker)
+            found.append(Holder(row.name, _by_kind(blocks), members if len(members) > 1 else ()))
     return _largest_first(found)
+
+
+def _members(blocks: Iterable[Block], name: Callable[[Block], str]) -> tuple[Holder, ...]:
+    named: dict[str, list[Block]] = defaultdict(list)
+    for block in blocks:
+        named[name(block)].append(block)
+    return _largest_first(Holder(name, _by_kind(found)) for name, found in named.items())
+
+
+def _name(block: Block) -> str:
+    return block.layer
+
+
+def _maker(block: Block) -> str:
+    return " ".join(filter(None, (block.op, block.source))) or "there before the step"
+
+
+def _by_kind(blocks: Iterable[Block]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for block in blocks:
+        found[block.kind] += block.bytes
+    return found
 
 
 def _largest_first(found: Iterable[Holder]) -> tuple[Holder, ...]:

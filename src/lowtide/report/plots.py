@@ -114,7 +114,7 @@ def _time_ticks(picture: Picture) -> str:
     span = picture.span / unit or 1.0
     marks = [tick for tick in ticks(span, 5) if tick <= 0.96 * span]
     spans = (f'<span style="left:{_percent(t / span)}">{t:g}{name}</span>' for t in marks)
-    return f'<div class="ticks">{"".join(spans)}</div>'
+    return f'<div class="ticks zero">{"".join(spans)}</div>'
 
 
 def _bounds(sampled: Sampled) -> Iterator[tuple[str, float, float]]:

@@ -61,8 +61,8 @@ class Sampled:
     instants: tuple[Instant, ...]
     top: int
     """Index of the instant with the most bytes."""
-    at_peak: Mapping[Key, int]
-    """Bytes at that instant by layer, not folded, and kind."""
+    at_peak: tuple[Block, ...]
+    """What lives at that instant."""
 
 
 def fold_all(steps: Sequence[Step]) -> tuple[Folded, ...]:
@@ -83,9 +83,8 @@ def sample(step: Step, folded: Sequence[Folded], *, span: float, columns: int) -
         running = step.running[place] if place >= 0 else None
         instants.append(_instant(column, times[index], alive, kinds, running))
     top = max(range(len(instants)), key=lambda i: instants[i].total, default=-1)
-    at_peak: Mapping[Key, int] = {}
-    if chosen:
-        at_peak = next(_alive_at(step.blocks, times, [chosen[top]], {}))[2]
+    then = instants[top].seconds if instants else 0.0
+    at_peak = tuple(b for b in step.blocks if b.start <= then < b.end)
     taken = max(1, round(columns * step.seconds / span)) if span > 0 else columns
     return Sampled(step, kinds, min(columns, taken), tuple(instants), top, at_peak)
 

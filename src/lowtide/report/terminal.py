@@ -105,7 +105,7 @@ def _holders(picture: Picture) -> Iterator[Line]:
     yield [(f"who holds the peak of {format_bytes(sampled.step.peak)}", "bold")]
     for row in shown:
         share = f"{100 * row.bytes / whole:.0f}%"
-        name = row.layer or "(no layer)"
+        name = row.layer or "(outside any layer)"
         yield [(f"{name:<{wide}}  {format_bytes(row.bytes):>9} {share:>4}  ", ""), *_kinds(row)]
     if len(rows) > _ROWS:
         rest = sum(row.bytes for row in rows[_ROWS:])
