@@ -21,6 +21,7 @@ NAMES = {
     "measure_peak",
     "nn",
     "plan",
+    "profile",
 }
 
 
@@ -51,6 +52,10 @@ def test_errors_need_no_torch():
 def test_every_name_resolves():
     for name in lowtide.__all__:
         assert getattr(lowtide, name).__name__.rpartition(".")[2] == name
+
+
+def test_the_type_of_a_profile_is_reachable():
+    assert lowtide.Profile.__name__ == "Profile"
 
 
 def test_the_package_called_plan_does_not_hide_the_function():

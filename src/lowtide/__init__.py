@@ -2,7 +2,7 @@
 
     plan = lowtide.fit(model, (images, labels), budget="6GiB")
 
-The public names, all of them. Each is loaded when it is first asked for, so that `import lowtide` (and with it the command's help)
+The public names, all of them (and `Profile`, the type that `profile` returns). Each is loaded when it is first asked for, so that `import lowtide` (and with it the command's help)
 does not pay for importing torch.
 """
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lowtide import nn
-    from lowtide.api import apply, fit, frontier, largest_batch, load, measure_peak, plan
+    from lowtide.api import apply, fit, frontier, largest_batch, load, measure_peak, plan, profile
     from lowtide.errors import BudgetError, LowtideError
     from lowtide.plan.plan import Plan
+    from lowtide.plan.profile import Profile as Profile
 
 __version__ = "0.1.0"
 
@@ -31,12 +32,14 @@ __all__ = [
     "measure_peak",
     "nn",
     "plan",
+    "profile",
 ]
 
 _HOME = {
     "BudgetError": "lowtide.errors",
     "LowtideError": "lowtide.errors",
     "Plan": "lowtide.plan.plan",
+    "Profile": "lowtide.plan.profile",
     "apply": "lowtide.api",
     "fit": "lowtide.api",
     "frontier": "lowtide.api",
@@ -44,6 +47,7 @@ _HOME = {
     "load": "lowtide.api",
     "measure_peak": "lowtide.api",
     "plan": "lowtide.api",
+    "profile": "lowtide.api",
 }
 
 # `lowtide.plan` is a function to the user and a package inside. Python binds a package to its parent's namespace when it is first

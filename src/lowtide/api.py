@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowtide.execute.batches import Batches
     from lowtide.plan.frontier import Frontier
 
-__all__ = ["apply", "fit", "frontier", "largest_batch", "load", "measure_peak", "plan"]
+__all__ = ["apply", "fit", "frontier", "largest_batch", "load", "measure_peak", "plan", "profile"]
 
 log = logging.getLogger("lowtide")
 EXECUTORS = ("aten",)
@@ -83,6 +83,27 @@ def largest_batch(
             f"budget={budget!r} is a share of a step that depends on the batch: say it in bytes"
         )
     return find_batches(Trials(make_batch, model, options, optimizer, loss), start, most)
+
+
+def profile(
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    loss: Callable[..., torch.Tensor] | None = None,
+    steps: int = 1,
+    graph: bool = True,
+) -> Profile:
+    """Run a step of `model` on a batch and say where its memory goes: which layer, which kind of data, which op and line.
+
+    With an `optimizer` its update is part of the step; of several `steps` the last is shown, and the peaks of all. Parameters, buffers,
+    gradients, the optimizer's state and random generators are left as they were found. With `graph` the step is also captured and
+    priced, so that the profile can be planned; where that is not possible the profile says why.
+    """
+    from lowtide.execute.profiling import profile_step
+
+    return profile_step(model, args, kwargs or {}, optimizer, loss, steps=steps, graph=graph)
 
 
 def plan(

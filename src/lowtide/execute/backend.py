@@ -22,6 +22,7 @@ from lowtide.capture import meaning
 from lowtide.capture.rnn import lower_rnns
 from lowtide.execute.session import Session
 from lowtide.execute.survey import Piece
+from lowtide.execute.told import told
 
 __all__ = ["Backend"]
 
@@ -77,14 +78,14 @@ class Backend:
         return forward, backward
 
     def compile_forward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        run, number = _run(gm, inputs), gm.meta.get(_PIECE)
+        run, number = told(_run(gm, inputs), gm), gm.meta.get(_PIECE)
         if number is None:
             return run
         piece = self.pieces[number]
         return self.session.watch.forward(run, piece, _marker(gm, piece))
 
     def compile_backward(self, gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        run, number = _run(gm, inputs), gm.meta.get(_PIECE)
+        run, number = told(_run(gm, inputs), gm), gm.meta.get(_PIECE)
         if number is None:
             return run
         given = gm.graph.find_nodes(op="placeholder")

@@ -91,6 +91,17 @@ class Fitting:
             held = self.session.held()
             self.session.held = lambda: held
 
+    def captured(self) -> Graph:
+        """The whole step with costs and makers, unplanned; the module is left as it was."""
+        previous = self.model._compiled_call_impl
+        try:
+            with preserved(self.model, (self.args, self.kwargs)), self.shown():
+                self.surveyed(backward=False)
+        finally:
+            detach(self.model, previous)
+        assert self.whole is not None
+        return self.whole
+
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Progress, where somebody sees it."""

@@ -30,8 +30,10 @@ from lowtide.ir.graph import Graph, Op
 from lowtide.ir.program import Program
 from lowtide.sim.memory import written_over
 
-__all__ = ["lower"]
+__all__ = ["ENCODES", "lower"]
 
+ENCODES = "lowtide encodes"
+"""In a node's `meta`: it makes something that only rules know."""
 _TAGS = ("must_be_in_forward", "must_be_in_backward")
 
 
@@ -142,7 +144,10 @@ class _Lowering:
         if op.rule == "replay":
             noted = (form.target, meaning.device(node), self.now[op.inputs[-1]])
             form, args = Form(again.replay, (), {}), (*noted, *args)
-        call = self.call(form.target, args, kwargs, self.meta(op, node, form))
+        meta = self.meta(op, node, form)
+        if not all(name in self.captured.graph.value for name in op.outputs):
+            meta = {**meta, ENCODES: True}
+        call = self.call(form.target, args, kwargs, meta)
         skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
         self.put(op, call, skipped, form.elements)
         self.ran.add(op.name)

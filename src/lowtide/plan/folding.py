@@ -29,8 +29,7 @@ def fold_layers(sizes: Iterable[tuple[str, int]], depth: int = 1) -> tuple[Folde
         first = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
         kept = parts[: first + 1 + depth]
         group = groups.setdefault(tuple(p if i != first else "#" for i, p in enumerate(kept)), {})
-        whole = ".".join(kept)
-        group[whole] = group.get(whole, 0) + size
+        group[path] = group.get(path, 0) + size
     rows = [
         Folded(_name(shape, group), tuple(group), sum(group.values()))
         for shape, group in groups.items()

@@ -85,17 +85,15 @@ def _layers(profile: Profile) -> Iterator[str]:
     for held in profile.at_peak:
         kinds.setdefault(held.layer, Counter())[held.kind] += held.bytes
     rows = fold_layers((layer, sum(found.values())) for layer, found in kinds.items())
-    wide = max((len(row.name) for row in rows[:_LAYERS]), default=0)
+    outside = f"({profile.model} itself)"
+    wide = max((len(row.name or outside) for row in rows[:_LAYERS]), default=0)
     for row in rows[:_LAYERS]:
         parts: Counter[str] = Counter()
-        for layer, found in kinds.items():
-            if any(layer == whole or layer.startswith(f"{whole}.") for whole in row.layers):
-                parts.update(found)
-        named = ", ".join(
-            f"{kind} {format_bytes(n)}" for kind, n in (parts or Counter()).most_common(_KINDS)
-        )
-        name = row.name or "(no layer)"
-        yield f"{name:<{max(wide, 10)}}  {format_bytes(row.bytes):>9} {_share(row.bytes, profile.peak):>5}  {named}"
+        for layer in row.layers:
+            parts.update(kinds[layer])
+        named = ", ".join(f"{kind} {format_bytes(n)}" for kind, n in parts.most_common(_KINDS))
+        name = row.name or outside
+        yield f"{name:<{wide}}  {format_bytes(row.bytes):>9} {_share(row.bytes, profile.peak):>5}  {named}"
     if len(rows) > _LAYERS:
         rest = sum(row.bytes for row in rows[_LAYERS:])
         yield f"{len(rows) - _LAYERS} more layers  {format_bytes(rest)}"
