@@ -62,7 +62,6 @@ class ReportCommand:
         output = _output(options)
 
         from lowtide import api
-        from lowtide.plan.plan import Plan
         from lowtide.report.data import as_data
         from lowtide.report.page import page
         from lowtide.report.picture import picture_of
@@ -79,14 +78,23 @@ class ReportCommand:
         if output is not None:
             output.write_text(page(picture), encoding="utf-8")
         lines = lines_of(picture, _said(source))
-        more = plan_facts(source) if isinstance(source, Plan) else {}
         return Answer(
             plain(lines),
-            {**as_data(picture), **more},
+            {**as_data(picture), **_numbers(source)},
             styled=lines,
             wrote=output,
             next=_next(source, options),
         )
+
+
+def _numbers(source: Graph | Plan | Profile) -> dict[str, object]:
+    from lowtide.cli.profile_facts import profile_facts
+    from lowtide.ir.graph import Graph
+    from lowtide.plan.plan import Plan
+
+    if isinstance(source, Graph):
+        return {"ops": len(source.ops), "values": len(source.values)}
+    return plan_facts(source) if isinstance(source, Plan) else profile_facts(source)
 
 
 def _output(options: argparse.Namespace) -> Path | None:
@@ -155,7 +163,10 @@ def _facts(file: Path) -> dict[str, str]:
 
 def _next(source: Graph | Plan | Profile, options: argparse.Namespace) -> str:
     from lowtide.plan.plan import Plan
+    from lowtide.plan.profile import Profile
 
     if isinstance(source, Plan):
         return "" if options.frontier else f"lowtide report {options.file} --frontier"
+    if isinstance(source, Profile) and source.graph is None:
+        return ""
     return f"lowtide plan {options.file} --budget 60%"

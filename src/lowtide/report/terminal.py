@@ -53,7 +53,7 @@ def _timeline(picture: Picture) -> Iterator[Line]:
     for sampled in reversed(picture.steps):
         width = max(1, round(_WIDTH * sampled.step.seconds / picture.span)) if picture.span else 1
         bars = sparkline(_points(sampled), width=width, top=top)
-        style = colour("activation kept") if sampled is picture.steps[0] else "dim"
+        style = "bold" if sampled is picture.steps[0] else "dim"
         yield [(f"{sampled.step.name:<{wide}}  ", ""), (f"{bars:<{_WIDTH}}", style), (_about(sampled), "dim")]  # fmt: skip
     yield [(" " * (wide + 2) + _phases(picture.steps[0], picture.span), "dim")]
 
@@ -116,4 +116,5 @@ def _kinds(row: Holder) -> Iterator[tuple[str, str]]:
     largest = sorted(row.kinds.items(), key=lambda pair: -pair[1])[:_KINDS]
     for place, (kind, size) in enumerate(largest):
         yield (", " if place else ""), ""
-        yield f"{kind} {format_bytes(size)}", colour(kind)
+        yield "\u25aa", colour(kind)  # words in these colours would not read on every terminal
+        yield f" {kind} {format_bytes(size)}", ""
