@@ -69,7 +69,7 @@ def _strip(verdict: Verdict) -> str:
         for c in verdict.cells
     )
     return (
-        f'<div class="verdict" style="--cells:{len(verdict.cells)}"><div class="{verdict.tone}">'
+        f'<div class="verdict"><div class="{verdict.tone}">'
         f'<div class="answer">{escape(verdict.headline)}</div><div class="note">{escape(verdict.note)}</div></div>{cells}</div>'
     )
 
