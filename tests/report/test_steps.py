@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowtide.plan.profile import ENCODED, Block
 from lowtide.report.sampling import fold_all, sample
-from lowtide.report.steps import Step, observed, simulated
+from lowtide.report.steps import Step, aligned, observed, simulated
 from lowtide.sim.memory import simulate
 from lowtide.sim.timeline import KEPT
 from tests.report.pictures import MIB, a_plan, a_profile
@@ -87,3 +87,10 @@ def test_a_spike_among_many_blocks_is_seen_by_a_narrow_picture():
     sampled = sample(step, fold_all([step]), span=5.0, columns=30)
     assert sampled.instants[sampled.top].total == 100
     assert len(sampled.instants) <= 30
+
+
+def test_an_observed_step_is_stretched_to_the_predicted_phases():
+    step = Step("planned", 3.0, 1, (), (("forward", 0.0), ("backward", 2.0)), ())
+    points = aligned(a_profile(), step)
+    # Forward took 0.5 s and is drawn over 2; backward 0.4 s and is drawn over 1; the optimizer's 0.1 s are left out.
+    assert [(round(t, 6), size // MIB) for t, size in points] == [(0, 10), (0.8, 30), (2.75, 20), (3, 20)]  # fmt: skip

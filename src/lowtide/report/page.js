@@ -72,7 +72,7 @@
     for (const [kind, size] of order) {
       found.push(row(data.kinds[kind], size, kind));
       for (let i = 0; i < held.length; i += 3) {
-        if (held[i + 1] === kind) found.push(row(data.layers[held[i]] || "(outside any layer)", held[i + 2]));
+        if (held[i + 1] === kind) found.push(row(data.layers[held[i]] || "(the model itself)", held[i + 2]));
       }
     }
     return found;

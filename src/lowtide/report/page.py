@@ -104,7 +104,7 @@ def _timeline(picture: Picture) -> str:
             for i, s in enumerate(picture.steps)
         ]
     if picture.observed:
-        kinds.append('<li><i class="dot thin"></i>measured</li>')
+        kinds.append('<li><i class="dot thin"></i>measured, stretched to the predicted times</li>')
     if picture.budget is not None:
         kinds.append('<li><i class="dot dash"></i>budget</li>')
     inside = (
@@ -210,7 +210,7 @@ def _holder_row(
 
 
 def _name_cell(layer: str, *, opens: bool, inner: bool = False) -> str:
-    name = f"<code>{escape(layer)}</code>" if layer else "(outside any layer)"
+    name = f"<code>{escape(layer)}</code>" if layer else "(the model itself)"
     if opens:
         return f'<td><button class="open" aria-expanded="false">{name}</button></td>'
     return f"<td>{name}</td>" if inner else f'<td><span class="shut">{name}</span></td>'

@@ -19,7 +19,7 @@ from lowtide.report.changes import Change, changes
 from lowtide.report.curve import Curve
 from lowtide.report.kinds import in_order
 from lowtide.report.sampling import Sampled, fold_all, sample
-from lowtide.report.steps import Step, observed, simulated
+from lowtide.report.steps import Step, aligned, observed, simulated
 from lowtide.report.words import Fact, Verdict, facts_of, verdict_of
 from lowtide.sim.memory import simulate
 
@@ -57,7 +57,7 @@ class Picture:
     """Seconds that the timeline shows."""
     budget: int | None
     observed: tuple[tuple[float, int], ...]
-    """A real step of the plan: seconds and bytes from then on."""
+    """A real step of the plan, stretched to the predicted times: seconds and bytes from then on."""
     curve: Curve | None
     changes: tuple[Change, ...]
     facts: tuple[tuple[str, tuple[Fact, ...]], ...]
@@ -79,8 +79,7 @@ def picture_of(
 ) -> Picture:
     """`file` are facts of the file it came from."""
     steps = _steps(source)
-    line = measured.points if measured is not None else ()
-    span = max([step.seconds for step in steps] + [seconds for seconds, _ in line[-1:]])
+    span = max(step.seconds for step in steps)
     folded = fold_all(steps)
     sampled = tuple(sample(step, folded, span=span, columns=COLUMNS) for step in steps)
     return Picture(
@@ -91,7 +90,7 @@ def picture_of(
         holders=tuple(_holders(step, folded) for step in sampled),
         span=span,
         budget=source.budget if isinstance(source, Plan) else None,
-        observed=tuple(line),
+        observed=aligned(measured, steps[0]) if measured is not None else (),
         curve=curve,
         changes=changes(source) if isinstance(source, Plan) else (),
         facts=facts_of(source, measured, file or {}),

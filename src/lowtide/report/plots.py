@@ -15,6 +15,7 @@ from lowtide.report.curve import DEVICES, Curve, Spot
 from lowtide.report.kinds import colour
 from lowtide.report.picture import COLUMNS, Picture
 from lowtide.report.sampling import Sampled
+from lowtide.report.steps import spans
 from lowtide.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["frontier_plot", "frontier_rows", "timeline_plot"]
@@ -117,13 +118,6 @@ def _time_ticks(picture: Picture) -> str:
     return f'<div class="ticks zero">{"".join(spans)}</div>'
 
 
-def _bounds(sampled: Sampled) -> Iterator[tuple[str, float, float]]:
-    """Each phase with the seconds it lasts from and to."""
-    phases = sampled.step.phases
-    for (name, start), end in zip(phases, [*(s for _, s in phases[1:]), sampled.step.seconds]):
-        yield name, start, end
-
-
 def _cuts(picture: Picture) -> Iterator[str]:
     for index, sampled in enumerate(picture.steps):
         for _, start in sampled.step.phases[1:]:
@@ -134,7 +128,7 @@ def _cuts(picture: Picture) -> Iterator[str]:
 def _phase_bars(picture: Picture) -> Iterator[str]:
     for sampled in picture.steps:
         bars = []
-        for name, start, end in _bounds(sampled):
+        for name, start, end in spans(sampled.step.phases, sampled.step.seconds):
             if picture.span and end > start:
                 wide = 100 * (end - start) / picture.span
                 words = escape(name) if wide >= _NARROW else ""

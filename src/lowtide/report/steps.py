@@ -9,7 +9,7 @@ picture of forward shows what is piled up for backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from lowtide.plan.profile import ENCODED, Block, Profile
 from lowtide.sim.memory import Copy, Timeline
 from lowtide.sim.timeline import KEPT, WORKSPACE, base_of
 
-__all__ = ["Running", "Step", "observed", "only_rules_make", "simulated"]
+__all__ = ["Running", "Step", "aligned", "observed", "only_rules_make", "simulated", "spans"]
 
 _KEPT_KINDS = (Kind.ACTIVATION, Kind.TEMPORARY, Kind.OTHER)
 _LEAST = 1e-8
@@ -71,6 +71,26 @@ def simulated(timeline: Timeline, name: str) -> Step:
         tuple(_running(timeline, clock)),
         timed=clock.timed,
     )
+
+
+def aligned(profile: Profile, step: Step) -> tuple[tuple[float, int], ...]:
+    """The observed bytes over the time of another step: each phase is stretched to that step's, since observing takes time of its own.
+    From where the two steps' phases differ, nothing is shown."""
+    found: list[tuple[float, int]] = []
+    ours, theirs = spans(profile.phases, profile.seconds), spans(step.phases, step.seconds)
+    for (name, start, end), (other, first, last) in zip(ours, theirs):
+        if name != other or end <= start:
+            break
+        scale = (last - first) / (end - start)
+        within = ((t, size) for t, size in profile.points if start <= t < end)
+        found += [(first + scale * (t - start), size) for t, size in within]
+    return (*found, (step.seconds, found[-1][1])) if found else ()
+
+
+def spans(phases: Sequence[tuple[str, float]], end: float) -> list[tuple[str, float, float]]:
+    """Each phase with the seconds it lasts from and to."""
+    ends = [*(start for _, start in phases[1:]), end]
+    return [(name, start, last) for (name, start), last in zip(phases, ends)]
 
 
 class _Clock:

@@ -25,6 +25,7 @@ _ROWS = 8
 _POINTS = 5
 _KINDS = 3
 """Named beside each layer."""
+_WHOLE = "(the model itself)"
 _TONES = {"good": "bold green", "bad": "bold red", "care": "bold yellow"}
 
 
@@ -101,11 +102,11 @@ def _holders(picture: Picture) -> Iterator[Line]:
     rows, sampled = picture.holders[0], picture.steps[0]
     shown = rows[:_ROWS]
     whole = sum(row.bytes for row in rows) or 1
-    wide = max([10, *(len(row.layer) for row in shown)])
+    wide = max([10, *(len(row.layer or _WHOLE) for row in shown)])
     yield [(f"who holds the peak of {format_bytes(sampled.step.peak)}", "bold")]
     for row in shown:
         share = f"{100 * row.bytes / whole:.0f}%"
-        name = row.layer or "(outside any layer)"
+        name = row.layer or _WHOLE
         yield [(f"{name:<{wide}}  {format_bytes(row.bytes):>9} {share:>4}  ", ""), *_kinds(row)]
     if len(rows) > _ROWS:
         rest = sum(row.bytes for row in rows[_ROWS:])
