@@ -33,7 +33,14 @@ FLAGS = {
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
     "run": {"--budget", "--allow", "--seconds", "-m", "script"},
-    "report": {"file"},
+    "report": {
+        "file",
+        "-o --output",
+        "-f --force",
+        "--frontier",
+        "--seconds",
+        "--measured",
+    },
     "explain": {"code"},
     "cache": {"action"},
 }
