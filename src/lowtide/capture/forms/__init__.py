@@ -41,6 +41,7 @@ _FORMS: dict[str, FormOf] = {
     "mask": masks.one_bit,
     "from_output": activations.from_output,
     "statistics": activations.from_statistics,
+    "channels": activations.by_channels,
     "pool": masks.pool,
     "slices": regions.slices,
     "summed": regions.summed,
