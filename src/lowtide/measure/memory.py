@@ -8,7 +8,7 @@ that, the state is predicted by letting one of the same class and options update
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,9 +45,10 @@ def held_by_kind(
 
 
 def held_by_all(
-    modules: Iterable[nn.Module], optimizers: Iterable[torch.optim.Optimizer]
+    modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, predict: bool
 ) -> dict[str, int]:
-    """The same for everything there is in a program but the batch, and gradients that exist with it."""
+    """The same for everything there is in a program but the batch, and gradients that exist with it. `predict`: a state that is not there
+    yet, too."""
     seen: set[int] = set()
     parameters = list({p for m in modules for p in m.parameters(recurse=False)})
     things = {
@@ -60,7 +61,7 @@ def held_by_all(
     state = 0
     for optimizer in optimizers:
         found = sum(s for _, s in _storages(pytree.tree_leaves(dict(optimizer.state)), seen))
-        state += found or predicted_state_bytes(optimizer)
+        state += found or (predicted_state_bytes(optimizer) if predict else 0)
     held[Kind.OPTIMIZER] = state
     return {str(kind): size for kind, size in held.items() if size}
 

@@ -30,11 +30,12 @@ class Holdings:
         if not self.counting:
             self.optimizers.add(optimizer)
 
-    def by_kind(self) -> dict[str, int]:
+    def by_kind(self, *, predict: bool) -> dict[str, int]:
+        """`predict`: with the state that optimizers do not have yet."""
         modules = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
         self.counting = True  # a state that is not there yet is predicted with an optimizer of ours
         try:
-            held = held_by_all(modules, list(self.optimizers))
+            held = held_by_all(modules, list(self.optimizers), predict=predict)
         finally:
             self.counting = False
         buckets = sum(bucket_bytes(m) for m in modules)

@@ -107,7 +107,7 @@ class Planner(Watcher):
 
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         self.holdings.add(optimizer)
-        if self.round is not None:
+        if self.round is not None and not self.holdings.counting:
             self.round.updated = True
 
     @contextmanager
@@ -229,7 +229,7 @@ class Planner(Watcher):
         survey = OrderedSurvey(self.meter)
         if self.phase is Phase.SURVEY:
             self.session.watch.survey = survey
-        self.round = OpenRound(call.module, survey, self.holdings.by_kind())
+        self.round = OpenRound(call.module, survey, self.holdings.by_kind(predict=False))
         self.meter.start()
 
     def end_round(self, open: OpenRound) -> None:
@@ -289,8 +289,11 @@ class Planner(Watcher):
         """A round as one graph, with everything that is held and that the code between takes counted in."""
         assert self.session is not None
         then = dict(seen.round.held)
-        now = self.holdings.by_kind().get(Kind.OPTIMIZER, 0)
-        grown = max(0, now - then.get(Kind.OPTIMIZER, 0))
+        now, there = (
+            self.holdings.by_kind(predict=predict).get(Kind.OPTIMIZER, 0)
+            for predict in (True, False)
+        )
+        grown = max(0, there - then.get(Kind.OPTIMIZER, 0))
         graph, program = round_graph(seen.round, seen.batch)
         self.session.held = lambda: then
         found = extras(seen.round, self.session.with_held(graph), program, grown)
@@ -341,9 +344,9 @@ class Planner(Watcher):
     def held(self) -> Mapping[str, int]:
         """For a graph that is planned by itself, in the middle of a call."""
         batch = dict(self.round.batch) if self.round is not None else {}
-        if self.calling is not None:
-            batch.update(given_bytes(self.calling, frozenset()))
-        return {**self.holdings.by_kind(), str(Kind.BATCH): sum(batch.values())}
+        if self.calling is not None and self.round is None:
+            batch = given_bytes(self.calling, frozenset())
+        return {**self.holdings.by_kind(predict=True), str(Kind.BATCH): sum(batch.values())}
 
     @contextmanager
     def meter_paused(self) -> Iterator[None]:

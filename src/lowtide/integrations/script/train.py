@@ -67,7 +67,7 @@ def _about_memory(error: BaseException, planner: Planner, what: Launch) -> None:
     """Who held the memory when there was no more, and what would have fitted."""
     if not _is_out_of_memory(error):
         return
-    held = sorted(planner.holdings.by_kind().items(), key=lambda item: -item[1])
+    held = sorted(planner.holdings.by_kind(predict=False).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{kind} {format_bytes(size)}" for kind, size in held)
     planner.say(f"out of memory, besides what the step itself had: {parts or 'nothing held'}")
     if planner.plans:
