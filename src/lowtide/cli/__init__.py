@@ -22,6 +22,7 @@ from lowtide.cli.bench import BenchCommand
 from lowtide.cli.cache import CacheCommand
 from lowtide.cli.explain import ExplainCommand
 from lowtide.cli.plan import PlanCommand
+from lowtide.cli.profile import ProfileCommand
 from lowtide.cli.report import ReportCommand
 from lowtide.errors import LowtideError
 
@@ -30,7 +31,8 @@ __all__ = ["COMMANDS", "Command", "main"]
 _ABOUT = "Fits PyTorch training into a byte budget, at the least cost in time, with the same bits."
 _EPILOG = """
 example:
-  lowtide plan step.graph.json --budget 6GiB     writes step.plan.json
+  lowtide profile train.py --its --args             writes train.profile.json
+  lowtide plan train.profile.json --budget 6GiB     writes train.plan.json
 
 exit codes:
   0 fits   1 failure   2 usage   3 budget infeasible   4 verification failed
@@ -48,6 +50,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
+    ProfileCommand(),
     PlanCommand(),
     ReportCommand(),
     BenchCommand(),
