@@ -31,6 +31,15 @@ FLAGS = {
         "-f --force",
         "--rounds",
     },
+    "profile": {
+        "script",
+        "-m",
+        "--steps",
+        "--go-on",
+        "--no-graph",
+        "-o --output",
+        "-f --force",
+    },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
     "run": {"--budget", "--allow", "--seconds", "-m", "script"},
     "report": {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.cli.answer import Answer, working
-from lowtide.errors import OptionError
+from lowtide.cli.output import free_output
 from lowtide.units import parse_budget
 
 if TYPE_CHECKING:
@@ -73,13 +73,7 @@ def plan_facts(plan: Plan) -> dict[str, object]:
 
 
 def _output(options: argparse.Namespace) -> Path:
-    """Where the plan goes; refused before the search, not after it."""
-    output: Path = options.output or _beside(options.file)
-    if output.exists() and not options.force:
-        raise OptionError(f"{output} exists: -f overwrites it, -o OUT writes elsewhere")
-    if not output.parent.is_dir():
-        raise OptionError(f"there is no folder {output.parent} to write {output.name} into")
-    return output
+    return free_output(options.output or _beside(options.file), force=options.force)
 
 
 def _beside(file: Path) -> Path:

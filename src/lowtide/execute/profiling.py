@@ -31,7 +31,7 @@ from lowtide.measure.step import Step
 from lowtide.plan.profile import Profile
 from lowtide.units import Budget
 
-__all__ = ["observe_steps", "profile_step", "with_graph"]
+__all__ = ["capture", "observe_steps", "profile_step", "with_graph"]
 
 log = logging.getLogger("lowtide")
 
@@ -49,13 +49,13 @@ def profile_step(
     observed = observe_steps(model, args, kwargs, optimizer, loss, steps)
     if not graph:
         return observed
-    return with_graph(observed, lambda: _graph(model, args, kwargs, optimizer, loss))
+    return with_graph(observed, lambda: capture(model, args, kwargs, optimizer, loss))
 
 
-def with_graph(profile: Profile, capture: Callable[[], Graph]) -> Profile:
+def with_graph(profile: Profile, make: Callable[[], Graph]) -> Profile:
     """Not being able to capture is not an error: the profile says why it cannot be planned."""
     try:
-        return replace(profile, graph=capture())
+        return replace(profile, graph=make())
     except Exception as error:  # whatever a compiler may raise about somebody's model
         words = str(error).splitlines()[0] if str(error) else type(error).__name__
         why = words.removeprefix(f"{getattr(error, 'code', '')} ")
@@ -63,7 +63,7 @@ def with_graph(profile: Profile, capture: Callable[[], Graph]) -> Profile:
         return replace(profile, environment={**profile.environment, "not captured": why})
 
 
-def _graph(
+def capture(
     model: nn.Module,
     args: Any,
     kwargs: Mapping[str, Any],
@@ -74,7 +74,7 @@ def _graph(
     session = session_of(model)
     if session is not None and session.saved is not None:
         return session.saved.graph
-    options = Options(budget=Budget(fraction=1.0))
+    options = Options(budget=Budget(fraction=2.0), solver="keep all")
     plain = getattr(model, "_orig_mod", model)
     return Fitting(plain, args, kwargs, options, optimizer, loss).captured()
 
@@ -98,7 +98,8 @@ def observe_steps(
             step()
             _drop_gradients(model, (args, kwargs))
         gc.collect()
-        with Observation({"": model}, (args, kwargs), optimizer) as seen:
+        optimizers = [optimizer] if optimizer is not None else []
+        with Observation({"": model}, (args, kwargs), optimizers) as seen:
             for _ in range(steps):
                 _drop_gradients(model, (args, kwargs))
                 seen.step()

@@ -24,7 +24,7 @@ import torch
 from lowtide.ir.graph import Kind
 from lowtide.measure.events import Event, What
 
-__all__ = ["Batch", "Enter", "Exit", "Gone", "GraphNode", "GraphRuns", "Known", "Life", "Line", "Lives", "Phase", "Step"]  # fmt: skip
+__all__ = ["Batch", "Enter", "Exit", "Gone", "GraphNode", "GraphRuns", "Held", "Known", "Life", "Line", "Lives", "Phase", "Step"]  # fmt: skip
 
 _ENGINE = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"## (\d+) ##")
@@ -53,6 +53,12 @@ class Step(NamedTuple):
 
 class Batch(NamedTuple):
     addresses: frozenset[int]
+
+
+class Held(NamedTuple):
+    """By address what was there before the recording: bytes, kind, layer."""
+
+    found: Mapping[int, tuple[int, str, str]]
 
 
 class Known(NamedTuple):
@@ -118,9 +124,9 @@ class _Origin(NamedTuple):
 class Lives:
     """Feed it every event; `all` are the lives, in the order of their beginnings."""
 
-    def __init__(self, held: Iterable[Life]) -> None:
-        self.all: list[Life] = list(held)
-        self.open = {life.address: life for life in self.all}
+    def __init__(self) -> None:
+        self.all: list[Life] = []
+        self.open: dict[int, Life] = {}
         self.stacks: dict[int, list[_Frame]] = {}
         self.layers: list[str] = []
         self.line = ""
@@ -135,7 +141,6 @@ class Lives:
         self.peaks: list[int] = []
 
     def run(self, events: Iterable[Event]) -> Lives:
-        self.now = sum(life.bytes for life in self.open.values())
         handlers = {
             What.BEGIN: self.begin,
             What.END: self.end,
@@ -249,6 +254,8 @@ class Lives:
                 self.nodes, self.node = nodes, -1
             case Batch(addresses):
                 self.batch(addresses)
+            case Held(found):
+                self.held(found)
             case Known(kind, layers):
                 self.known(kind, layers)
             case Gone(addresses):
@@ -259,6 +266,18 @@ class Lives:
             life = self.open.get(address)
             if life is not None and not life.kind and not life.layer:
                 life.kind = Kind.BATCH
+
+    def held(self, found: Mapping[int, tuple[int, str, str]]) -> None:
+        """Where nothing was allocated meanwhile, it has been there all the time."""
+        for address, (size, kind, layer) in found.items():
+            if address in self.open:
+                self.known(kind, {address: layer})
+                continue
+            life = Life(address, size, 0, kind=kind, layer=layer)
+            self.open[address] = life
+            self.all.append(life)
+            self.now += size
+            self.peaks = [peak + size for peak in self.peaks]
 
     def known(self, kind: str, layers: Mapping[int, str]) -> None:
         for address, layer in layers.items():

@@ -1,6 +1,6 @@
 """How is a training step watched while somebody else runs it?
 
-    with Observation({"": model}, batch, optimizer) as seen:
+    with Observation({"": model}, batch, [optimizer]) as seen:
         seen.step()
         loss = model(*batch); loss.backward(); optimizer.step()
     seen.profile("Net")
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 import lowtide
 from lowtide.ir.graph import Kind
@@ -42,8 +42,8 @@ from lowtide.measure.lives import (
     Gone,
     GraphNode,
     GraphRuns,
+    Held,
     Known,
-    Life,
     Line,
     Lives,
     Phase,
@@ -55,6 +55,8 @@ __all__ = ["Observation", "compiled_modules", "graph_runs", "observing"]
 
 log = logging.getLogger("lowtide")
 _OURS = tuple(str(Path(package.__file__).parent) for package in (torch, lowtide))
+_Found = tuple[torch.Tensor, str, str]
+"""A tensor, its kind and its layer."""
 _current: Observation | None = None
 
 
@@ -77,34 +79,36 @@ def graph_runs(nodes: Callable[[], Sequence[GraphNode]]) -> Iterator[None]:
 
 
 class Observation:
-    """A context: everything inside is observed. `models` by the prefix of their layers' names; "" for a single one."""
+    """A context: everything inside is observed. `models` by the prefix of their layers' names; "" for a single one.
+
+    What `models`, `batch` and the `optimizers`' states hold at the beginning is known, whatever else there is is not counted.
+    """
 
     def __init__(
         self,
         models: Mapping[str, nn.Module],
         batch: Any = (),
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizers: Iterable[torch.optim.Optimizer] = (),
     ) -> None:
-        self.models = dict(models)
-        self.device = next((model_device(m) for m in self.models.values()), torch.device("cpu"))
-        self.homes = dict(_homes(self.models))
-        self.held = _held(self.models, batch, optimizer, self.homes)
+        self.models: dict[str, nn.Module] = {}
+        self.device = next((model_device(m) for m in models.values()), torch.device("cpu"))
+        self.homes: dict[int, str] = {}
         self.recording: Recording | None = None
         self.references: dict[int, StorageWeakRef] = {}
-        self.seconds = 0.0
+        """Of what may be released meanwhile."""
         self.end = 0
         self.lives: Lives | None = None
-        self.failed = ""
+        self._given = (dict(models), batch, list(optimizers))
         self._stack = ExitStack()
 
     def __enter__(self) -> Observation:
         global _current
-        self._stack = ExitStack()
-        self.references = _references(self.models, self.held)
-        if not any(compiled_modules(m) for m in self.models.values()):
-            self._stack.enter_context(_Lines(self))
-        for path, module, root in _eager(self.models):
-            self._hook(path, module, root)
+        models, batch, optimizers = self._given
+        self._given = ({}, (), [])
+        if not any(compiled_modules(m) for m in models.values()):
+            lines = _Lines(self)
+            lines.__enter__()
+            self._stack.callback(lines.leave)
         for handle in (
             register_optimizer_step_pre_hook(lambda o, *_: self._update_begins(o)),
             register_optimizer_step_post_hook(lambda o, *_: self._update_ends(o)),
@@ -112,6 +116,11 @@ class Observation:
             self._stack.callback(handle.remove)
         self.recording = self._recorded = self._stack.enter_context(recorded(self.device))
         self._before, _current = _current, self
+        for prefix, model in models.items():
+            self.add(prefix, model)
+        for optimizer in optimizers:
+            self._hold(_state(optimizer, self.homes))
+        self.note_batch(batch)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -124,6 +133,27 @@ class Observation:
 
     # Told by whoever runs the step.
 
+    def add(self, prefix: str, model: nn.Module) -> None:
+        """One more model, that has been there from the beginning."""
+        self.models[prefix] = model
+        self.homes.update(_homes(prefix, model))
+        self._hold(_of_model(model, self.homes))
+        for path, module, root in _eager(prefix, model):
+            self._hook(path, module, root)
+
+    def note_batch(self, batch: Any) -> None:
+        self._hold((tensor, Kind.BATCH, "") for tensor in _tensors(batch))
+
+    def _hold(self, found: Iterable[tuple[torch.Tensor, str, str]]) -> None:
+        """A storage counts once, under the first kind that has it."""
+        held: dict[int, tuple[int, str, str]] = {}
+        for tensor, kind, layer in found:
+            for address, size in _storages(tensor):
+                held.setdefault(address, (size, kind, layer))
+                if kind in (Kind.GRADIENT, Kind.BATCH):
+                    self.references[address] = StorageWeakRef(tensor.untyped_storage())
+        self.mark(lambda: Held(held))
+
     def step(self) -> None:
         """A step begins."""
         self.note_gone()
@@ -132,7 +162,7 @@ class Observation:
 
     def note_gradients(self) -> None:
         self.note_gone()
-        self.mark(lambda: Known(Kind.GRADIENT, dict(self._gradients())))
+        self.mark(lambda: Known(Kind.GRADIENT, _layers(self._gradients())))
 
     def note_gone(self) -> None:
         gone = [address for address, r in self.references.items() if r.expired()]
@@ -147,8 +177,7 @@ class Observation:
         try:
             self.recording.mark(make())
         except Exception as error:
-            self.failed = f"{type(error).__name__}: {error}"
-            log.debug("a mark could not be made: %s", self.failed)
+            log.debug("a mark could not be made: %s: %s", type(error).__name__, error)
 
     # Hooks.
 
@@ -177,23 +206,16 @@ class Observation:
         self.mark(lambda: Phase("optimizer"))
 
     def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        self.mark(lambda: Known(Kind.OPTIMIZER, dict(_state(optimizer, self.homes))))
+        self.mark(lambda: Known(Kind.OPTIMIZER, _layers(_state(optimizer, self.homes))))
 
-    def _gradients(self) -> Iterator[tuple[int, str]]:
+    def _gradients(self) -> Iterator[_Found]:
         for model in self.models.values():
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    for address in _addresses(parameter.grad):
-                        yield address, self.homes.get(id(parameter), "")
+            yield from _gradients(model, self.homes)
 
     def analysed(self) -> Lives:
         """Of what was observed."""
         if self.lives is None:
-            held = [
-                Life(address, size, 0, kind=kind, layer=layer)
-                for address, (size, kind, layer) in self.held.items()
-            ]
-            self.lives = Lives(held).run(self._recorded.events)
+            self.lives = Lives().run(self._recorded.events)
             self.end = self._recorded.events[-1].time if self._recorded.events else 0
         return self.lives
 
@@ -206,8 +228,13 @@ class _Lines(TorchFunctionMode):
         self.observation = observation
         self.last = ""
 
+    def leave(self) -> None:
+        """The user's code may have entered other modes meanwhile; then this one stays, and says nothing."""
+        if _get_current_function_mode() is self:
+            self.__exit__(None, None, None)
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not torch.compiler.is_compiling():
+        if self.observation.recording is not None and not torch.compiler.is_compiling():
             line = _user_line()
             if line != self.last:
                 self.last = line
@@ -235,78 +262,47 @@ def _is_compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or hasattr(module, "_orig_mod")
 
 
-def _eager(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Module, bool]]:
-    for prefix, model in models.items():
-        inside = {id(m) for c in compiled_modules(model) for m in c.modules()}
-        for name, module in model.named_modules():
-            if id(module) not in inside:
-                yield _join(prefix, name), module, module is model
+def _eager(prefix: str, model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    inside = {id(m) for c in compiled_modules(model) for m in c.modules()}
+    for name, module in model.named_modules():
+        if id(module) not in inside:
+            yield _join(prefix, name), module, module is model
 
 
-def _homes(models: Mapping[str, nn.Module]) -> Iterator[tuple[int, str]]:
+def _homes(prefix: str, model: nn.Module) -> Iterator[tuple[int, str]]:
     """The layer of each parameter and buffer."""
-    for prefix, model in models.items():
-        for name, tensor in (*model.named_buffers(), *model.named_parameters()):
-            layer = name.rpartition(".")[0].replace("_orig_mod.", "").removesuffix("_orig_mod")
-            yield id(tensor), _join(prefix, layer).rstrip(".")
+    for name, tensor in (*model.named_buffers(), *model.named_parameters()):
+        layer = name.rpartition(".")[0].replace("_orig_mod.", "").removesuffix("_orig_mod")
+        yield id(tensor), _join(prefix, layer).rstrip(".")
 
 
 def _join(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix and name else prefix or name
 
 
-def _held(
-    models: Mapping[str, nn.Module],
-    batch: Any,
-    optimizer: torch.optim.Optimizer | None,
-    homes: Mapping[int, str],
-) -> dict[int, tuple[int, str, str]]:
-    """By address what exists before: bytes, kind, layer. A storage counts once, under the first kind that has it."""
-    found: dict[int, tuple[int, str, str]] = {}
-
-    def add(tensor: torch.Tensor, kind: str, layer: str) -> None:
-        for address, size in _storages(tensor):
-            found.setdefault(address, (size, kind, layer))
-
-    for model in models.values():
-        for parameter in model.parameters():
-            kind = Kind.PARAMETER if parameter.requires_grad else Kind.BUFFER
-            add(parameter, kind, homes.get(id(parameter), ""))
-        for buffer in model.buffers():
-            add(buffer, Kind.BUFFER, homes.get(id(buffer), ""))
-    for tensor in _tensors(batch):
-        add(tensor, Kind.BATCH, "")
-    for model in models.values():
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                add(parameter.grad, Kind.GRADIENT, homes.get(id(parameter), ""))
-    if optimizer is not None:
-        for parameter, state in optimizer.state.items():
-            for tensor in _tensors(state):
-                add(tensor, Kind.OPTIMIZER, homes.get(id(parameter), ""))
-    return found
+def _of_model(model: nn.Module, homes: Mapping[int, str]) -> Iterator[_Found]:
+    for parameter in model.parameters():
+        kind = Kind.PARAMETER if parameter.requires_grad else Kind.BUFFER
+        yield parameter, kind, homes.get(id(parameter), "")
+    for buffer in model.buffers():
+        yield buffer, Kind.BUFFER, homes.get(id(buffer), "")
+    yield from _gradients(model, homes)
 
 
-def _references(
-    models: Mapping[str, nn.Module], held: Mapping[int, tuple[int, str, str]]
-) -> dict[int, StorageWeakRef]:
-    """Of what may be released during the step: gradients of the step before."""
-    found = {}
-    for model in models.values():
-        for parameter in model.parameters():
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout is torch.strided:
-                storage = gradient.untyped_storage()
-                if storage.data_ptr() in held:
-                    found[storage.data_ptr()] = StorageWeakRef(storage)
-    return found
+def _gradients(model: nn.Module, homes: Mapping[int, str]) -> Iterator[_Found]:
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            yield parameter.grad, Kind.GRADIENT, homes.get(id(parameter), "")
 
 
-def _state(optimizer: torch.optim.Optimizer, homes: Mapping[int, str]) -> Iterator[tuple[int, str]]:
+def _state(optimizer: torch.optim.Optimizer, homes: Mapping[int, str]) -> Iterator[_Found]:
     for parameter, state in optimizer.state.items():
         for tensor in _tensors(state):
-            for address in _addresses(tensor):
-                yield address, homes.get(id(parameter), "")
+            yield tensor, Kind.OPTIMIZER, homes.get(id(parameter), "")
+
+
+def _layers(found: Iterable[_Found]) -> dict[int, str]:
+    return {address: layer for tensor, _, layer in found for address in _addresses(tensor)}
 
 
 def _plain_addresses(things: Any) -> Iterator[int]:
