@@ -260,7 +260,7 @@ def _uprights(curve: Curve, frame: _Frame) -> Iterator[str]:
 def _peak_ticks(frame: _Frame) -> str:
     unit = next((u for u in (2**30, 2**20, 2**10) if frame.high >= 0.8 * u), 1)
     name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}.get(unit, "B")
-    step = [t * unit for t in ticks((frame.high - frame.low) / unit, 4)][1]
+    step = [t * unit for t in ticks((frame.high - frame.low) / unit, 5)][1]
     marks = [i * step for i in range(int(frame.high / step) + 1)]
     spans = (
         f'<span style="left:{_percent(frame.x(m))}">{m / unit:g} {name}</span>'
