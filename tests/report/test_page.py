@@ -9,7 +9,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lowtide.plan.plan import Plan
 from lowtide.plan.profile import Block, Profile
 from lowtide.report.curve import Curve, Spot
 from lowtide.report.data import as_data
@@ -17,6 +20,7 @@ from lowtide.report.page import MARK, page
 from lowtide.report.picture import Picture, picture_of
 from lowtide.report.terminal import lines_of, plain
 from tests.report.pictures import EVIL, MIB, a_graph, a_plan, a_profile
+from tests.strategies import graphs, programs
 
 CURVE = Curve(
     line=(Spot("", 20 * MIB, 0.03), Spot("", 30 * MIB, 0.02), Spot("", 9000 * MIB, 0.018)),
@@ -172,6 +176,19 @@ def test_text_and_json_say_the_same(kind: str):
         assert "Echo" in text
         assert len(data["frontier"]["line"]) == 3
         assert {c["layer"] for c in data["changes"]} == {"layers.0,2.fc x2", "layers.0-2.act x3"}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_step_can_be_drawn(data: st.DataObject):
+    graph = data.draw(graphs())
+    plan = Plan(graph, data.draw(programs(graph)), 100, "feasible", "search", 0.1, 0.1, 10)
+    flat = Spot("flat", plan.peak, plan.seconds)
+    curve = Curve((flat,), (flat,), flat, plan.budget, plan.unplanned_seconds)
+    for picture in (picture_of(plan, "any", curve=curve), picture_of(graph, "any")):
+        Reader(page(picture))
+        json.dumps(as_data(picture))
+        assert plain(lines_of(picture, str(plan)))
 
 
 def test_nothing_to_show_is_shown_too():

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
+from lowtide.plan.sparkline import SHORTEST
 from lowtide.plan.sparkline import columns as highest_of
 from lowtide.report.charts import ticks
 from lowtide.report.curve import DEVICES, Curve, Spot
@@ -164,13 +165,16 @@ class _Frame:
         spots = [*curve.line, *curve.baselines, *([curve.chosen] if curve.chosen else [])]
         peaks = [spot.peak for spot in spots] + ([curve.budget] if curve.budget else [])
         times = [spot.seconds for spot in spots]
-        wide = max(peaks) - min(peaks) or max(peaks)
+        wide = max(peaks) - min(peaks) or max(peaks) or 1
         self.low, self.high = max(0.0, min(peaks) - 0.12 * wide), max(peaks) + 0.06 * wide
         least = min(times)
         most = max(times)
         if curve.baselines:  # the steep end of the curve would hide all else
             most = min(most, least + _STEEP * (max(s.seconds for s in curve.baselines) - least))
-        most = max([most, 1.02 * least] + ([curve.chosen.seconds] if curve.chosen else []))
+        most = max(
+            [most, 1.02 * least, least + SHORTEST]
+            + ([curve.chosen.seconds] if curve.chosen else [])
+        )
         room = 0.08 * (most - least)
         self.least, self.most = least - room, most + room
 
@@ -236,7 +240,7 @@ def _frontier_shapes(curve: Curve, frame: _Frame) -> str:
 
 
 def _overhead_lines(curve: Curve, frame: _Frame) -> Iterator[str]:
-    least = curve.seconds or frame.least
+    least = curve.seconds or SHORTEST  # of steps without prices
     for tick in ticks(max(0.01, 100 * (frame.most / least - 1)), 5):
         seconds = least * (1 + tick / 100)
         if frame.least <= seconds <= frame.most:
@@ -256,7 +260,7 @@ def _uprights(curve: Curve, frame: _Frame) -> Iterator[str]:
 def _peak_ticks(frame: _Frame) -> str:
     unit = next((u for u in (2**30, 2**20, 2**10) if frame.high >= 0.8 * u), 1)
     name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB"}.get(unit, "B")
-    step = [t * unit for t in ticks((frame.high - frame.low) / unit, 4)][1]
+    step = [t * unit for t in ticks((frame.high - frame.low) / unit, 5)][1]
     marks = [i * step for i in range(int(frame.high / step) + 1)]
     spans = (
         f'<span style="left:{_percent(frame.x(m))}">{m / unit:g} {name}</span>'

@@ -218,7 +218,8 @@ def _graph_facts(source: Graph | Plan | Profile) -> Iterator[Fact]:
     added = len(graph.ops) - len(graph.captured)
     yield Fact("ops", f"{len(graph.captured)} captured, {added} more offered by rules")
     fixed = sum(not op.rerun or op.effect for op in graph.captured)
-    yield Fact("ops that run once only", f"{fixed}: random, or with an effect")
+    if fixed:
+        yield Fact("ops that run once only", f"{fixed}: random, or with an effect")
     pieces = len({segment.piece for segment in graph.segments})
     yield Fact("pieces", f"{pieces}")
     yield Fact("hash", graph_hash(graph))
