@@ -6,7 +6,7 @@ import numpy as np
 
 from lowtide.kernels.elementary import sigmoid, tanh
 from lowtide.kernels.loops import inline, loop, wait
-from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply, multiply_across
+from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply, multiply_across, scratch
 
 __all__ = ["add_gradients", "gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
 
@@ -33,18 +33,19 @@ def run_steps(  # type: ignore[no-untyped-def]
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
+    copied = scratch()
     if x.size:
         rows = gates.reshape(steps * batch, width)
         for gate in range(4):
             place = gate * hidden
-            multiply(x, x_panels[gate, own:end], False, rows, place + first, place + last)
+            multiply(x, x_panels[gate, own:end], False, rows, place + first, place + last, copied)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
             for gate in range(4):
                 place = gate * hidden
-                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last)
+                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last, copied)
         for b in range(batch):
             row = gates[t, b]
             i, f = row[first:last], row[hidden + first : hidden + last]
@@ -71,7 +72,7 @@ def run_steps_back(  # type: ignore[no-untyped-def]
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
-    squashed = np.empty(last - first, np.float32)
+    squashed, copied = np.empty(last - first, np.float32), scratch()
     for step in range(steps):
         t = step if reverse else steps - 1 - step
         before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
@@ -94,7 +95,7 @@ def run_steps_back(  # type: ignore[no-untyped-def]
                     _add(db[place : place + last - first], change[place : place + last - first])
         if barrier:
             wait(barrier)
-        multiply(changes[t], panels[own:end], False, dh, first, last)
+        multiply(changes[t], panels[own:end], False, dh, first, last, copied)
 
 
 @loop
@@ -109,8 +110,9 @@ def add_gradients(  # type: ignore[no-untyped-def]
     inputs = -(-x.shape[1] // WIDTH)
     start, stop = inputs * own // all_units, inputs * end // all_units
     columns, edge = start * WIDTH, min(stop * WIDTH, x.shape[1])
+    copied = scratch()
     if dx.size and columns < edge:
-        multiply(rows, w_panels[start:stop], False, dx, columns, edge)
+        multiply(rows, w_panels[start:stop], False, dx, columns, edge, copied)
     if dw_ih.size and columns < edge:
         copy_columns(x, columns, edge, x_panels[start:stop])
     if dw_hh.size:
@@ -122,9 +124,9 @@ def add_gradients(  # type: ignore[no-untyped-def]
         wait(barrier)
     for place in range(first, width, hidden):
         if dw_ih.size:
-            multiply_across(rows, place, place + last - first, x_panels, add, dw_ih)
+            multiply_across(rows, place, place + last - first, x_panels, add, dw_ih, copied)
         if dw_hh.size:
-            multiply_across(rows, place, place + last - first, h_panels, add, dw_hh)
+            multiply_across(rows, place, place + last - first, h_panels, add, dw_hh, copied)
 
 
 # Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
