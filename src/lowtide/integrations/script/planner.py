@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.errors import BudgetError, VerificationError
+from lowtide.errors import BudgetError, LowtideError, VerificationError
 from lowtide.execute.caller import with_caller
 from lowtide.execute.fitting import make_session
 from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
@@ -75,9 +75,16 @@ class _Seen:
 
 class Planner(Watcher):
     def __init__(
-        self, options: Options, say: Callable[[str], None], *, exits: bool = False
+        self,
+        options: Options,
+        say: Callable[[str], None],
+        *,
+        plan: Plan | None = None,
+        exits: bool = False,
     ) -> None:
+        """`plan`: one to run instead of making one. `exits`: what stops the training ends the process."""
         self.options, self.say, self.exits = options, say, exits
+        self.given = plan
         self.phase = Phase.LOOK
         self.session: Session | None = None
         self.meter = Meter(torch.device("cpu"))
@@ -85,7 +92,7 @@ class Planner(Watcher):
         self.alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules that run as they were."""
         self.holdings = Holdings()
-        self.stopped: BudgetError | None = None
+        self.stopped: LowtideError | None = None
         self.failed = False
         self.before: int | None = None
         """The measured peak of the script as it is."""
@@ -166,7 +173,7 @@ class Planner(Watcher):
             self.leave(module, "new modules came too often to plan them with the others")
             return
         self.modules.add(module)
-        if self.phase is not Phase.SURVEY:
+        if self.phase is not Phase.SURVEY and self.given is None:
             self.again = True  # from the next round on; until then it is planned by itself
         self.attach(module)
 
@@ -193,7 +200,7 @@ class Planner(Watcher):
         self.say(f"the script runs as it was, not planned: {why}")
         self.close()
 
-    def stop(self, error: BudgetError) -> None:
+    def stop(self, error: LowtideError) -> None:
         """A script may well catch exceptions: it is left by its exit."""
         self.stopped = error
         raise SystemExit(error.exit_code) if self.exits else error
@@ -220,7 +227,9 @@ class Planner(Watcher):
             self.session = make_session(self.options, device, self.held)
             self.session.cautious = True
             self.session.planning = self.meter_paused
-            if self.options.budget.fraction is None and not differentiates_twice():
+            if self.given is not None:
+                self.phase, self.session.saved, self.plans = Phase.DONE, self.given, [self.given]
+            elif self.options.budget.fraction is None and not differentiates_twice():
                 self.phase = Phase.SURVEY
         if self.again and self.phase in (Phase.CHECK, Phase.DONE):
             self.survey_again()
