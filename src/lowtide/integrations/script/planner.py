@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
 from lowtide.errors import BudgetError, LowtideError, VerificationError
 from lowtide.execute.caller import with_caller
@@ -132,24 +133,33 @@ class Planner(Watcher):
             self.leave(call.module, "its gradients are differentiated again (create_graph=True)")
 
     def call_begins(self, call: Call) -> None:
-        if not call.trains or call.module in self.alone or self.failed:
+        if not call.trains or self.failed:
             return
         try:
             self.prepare(call)
-        except BudgetError:
-            raise
         except Exception as error:  # of ours: the script is not to suffer from it
+            if self.stopped is not None:
+                raise
             log.exception("planning failed")
             self.give_up(f"planning failed with {type(error).__name__}: {error}")
 
+    def evaluates(self) -> None:
+        """What a script does between its steps may take long, and is no part of them."""
+        if self.round is not None and self.round.updated:
+            self.meter.pause()
+
     def prepare(self, call: Call) -> None:
-        if call.module not in self.modules and not self.may_plan(call.module):
-            return
-        self.calling = call
         if self.phase is Phase.DONE and call.module in self.modules and not self.again:
+            self.calling = call
             return
         if self.round is not None and self.is_over(self.round, call):
             self.end_round(self.round)
+        if call.module in self.alone:
+            return
+        if call.module not in self.modules and not self.may_plan(call.module):
+            return
+        self.calling = call
+        self.meter.resume()
         if self.round is None:
             self.begin_round(call)
         if self.phase is not Phase.LOOK and call.module not in self.modules:
@@ -161,7 +171,7 @@ class Planner(Watcher):
         self.calling = None
 
     def may_plan(self, module: nn.Module) -> bool:
-        if module._compiled_call_impl is None and not hasattr(module, "_torchdynamo_orig_callable"):
+        if module._compiled_call_impl is None and not isinstance(module, OptimizedModule):
             return True
         self.leave(module, "it is compiled already")
         return False
