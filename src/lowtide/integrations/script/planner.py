@@ -101,6 +101,8 @@ class Planner(Watcher):
         self.surveys = self.checks = 0
         self.twice = self.again = False
         self.rounds: dict[object, _Seen] = {}
+        self.batch = 0
+        """Bytes of the largest batch that was surveyed: a smaller one checks nothing."""
         self.wholes: list[Graph] = []
         self.plans: list[Plan] = []
         self.round: OpenRound | None = None
@@ -271,7 +273,8 @@ class Planner(Watcher):
             if over:
                 self.make_plans()
         elif self.phase is Phase.CHECK:
-            self.check(done.peak, over)
+            planned = sum(open.batch.values()) >= self.batch or self.count >= _ROUNDS
+            self.check(done.peak, over and planned)
 
     def survey_again(self) -> None:
         assert self.session is not None
@@ -293,6 +296,7 @@ class Planner(Watcher):
         assert self.session is not None
         self.session.cautious = False
         found = [self.whole(seen) for seen in self.rounds.values() if seen.round.survey.runs()]
+        self.batch = max((s.round.held.get(Kind.BATCH, 0) for s in self.rounds.values()), default=0)
         self.rounds.clear()
         if not found:  # no backward has come: keep looking
             self.session.cautious, self.count = True, 0
