@@ -41,7 +41,16 @@ FLAGS = {
         "-f --force",
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
-    "run": {"--budget", "--allow", "--seconds", "-m", "script"},
+    "run": {
+        "--budget",
+        "--plan",
+        "-o --output",
+        "-f --force",
+        "--allow",
+        "--seconds",
+        "-m",
+        "script",
+    },
     "report": {
         "file",
         "-o --output",

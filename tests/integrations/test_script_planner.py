@@ -108,7 +108,7 @@ def test_two_models_one_backward_through_both() -> None:
             optimizers[0].step()
         return state(maker, critic)
 
-    planner = planned(loop, "90%")
+    planner = planned(loop, "80%")
     fits(planner)
     assert len(planner.plans[0].graph.segments) == 8
 

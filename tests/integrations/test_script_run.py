@@ -27,6 +27,7 @@ def lowtide(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_usage_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     assert lowtide(tmp_path, "run", "--budget", "lots", "x.py").returncode == 2
     assert lowtide(tmp_path, "run", "--budget", "6GiB").returncode == 2
+    assert lowtide(tmp_path, "run", "x.py").returncode == 2
 
 
 @pytest.mark.slow
@@ -36,11 +37,18 @@ def test_the_example_of_the_page(tmp_path: Path) -> None:
     commands = re.findall(r"^\$ (.*) train.py$", PAGE, flags=re.MULTILINE)
     assert "lowtide run --budget 70%" in commands
     plain = run(tmp_path, "train.py")
-    ours = lowtide(tmp_path, "run", "--json", "--budget", "70%", "train.py")
+    words = ("run", "--json", "--budget", "70%", "-o", "it.plan.json", "train.py")
+    ours = lowtide(tmp_path, *words)
     assert plain.stdout.count("loss") == 5
     assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
     facts = json.loads(ours.stderr.splitlines()[-1])
     assert facts["peak_after"] <= facts["budget"] < facts["peak_before"]
+    again = lowtide(tmp_path, "run", "--plan", "it.plan.json", "train.py")
+    assert (again.returncode, again.stdout) == (0, plain.stdout)
+    (tmp_path / "train.py").write_text(script.replace("64", "32"))
+    other = lowtide(tmp_path, "run", "--plan", "it.plan.json", "train.py")
+    assert other.returncode == 1
+    assert "F040" in other.stderr
 
 
 @pytest.mark.slow

@@ -29,16 +29,16 @@ __all__ = ["Planned", "attach", "detach", "session_of"]
 class Planned:
     """What a fitted module is called through."""
 
-    dynamic: bool | None = False
-
     def __init__(self, module: nn.Module, session: Session) -> None:
         self.session = session
         self.plain: Callable[..., Any] = module._call_impl
+        self.compiled = self.compile(dynamic=False)
+
+    def compile(self, *, dynamic: bool) -> Callable[..., Any]:
         # Dynamo skips frames of torch's own modules: without the wrapper nothing of an nn.Sequential would be captured, and
         # hooks of the module itself would be graphs of their own.
-        self.compiled = torch.compile(
-            wrap_inline(self.plain), backend=Backend(session), dynamic=self.dynamic, **_isolated()
-        )
+        inline = wrap_inline(self.plain)
+        return torch.compile(inline, backend=Backend(self.session), dynamic=dynamic, **_isolated())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():

@@ -80,6 +80,8 @@ class _Merging:
         self.sent: dict[int, str] = {}
         """What backwards handed out."""
         self.owned: dict[int, str] = {}
+        self.last: dict[str, int] = {}
+        """For a storage of the caller's, the last segment of all runs that are given it."""
         self.trained: set[str] = set()
 
     def run(self) -> Graph:
@@ -129,9 +131,13 @@ class _Merging:
             size = run.graph.value[storage].bytes
             if root is None:
                 self.owned[key] = name
+                self.last[name] = self.home[index][BACKWARD]
             elif self.bytes(root) == size and self.storage(root) not in taken:
                 taken.add(self.storage(root))
                 self.root[name] = self.storage(root)
+                self.last[self.root[name]] = max(
+                    self.last.get(self.root[name], 0), self.home[index][BACKWARD]
+                )
                 if key in self.made:
                     self.passed.update((_name(index, o.value), root) for o in aliases)
 
@@ -206,6 +212,8 @@ class _Merging:
             # A gradient from somewhere else may have been waiting since backward began.
             since = self.home[index][FORWARD] if outside.owned else self.backward_began(index)
             until = self.segment(index, min(outside.until, BACKWARD))
+            if outside.owned and outside.until >= BACKWARD:
+                until = max(until, self.last.get(self.storage(name), 0))
             self.outside.append(Outside(name, since, until, outside.owned))
 
     def put_required(self, index: int, run: Run) -> None:
@@ -337,7 +345,7 @@ def _local_outside(
         name = value.name.removeprefix(prefix)
         outside = graph.exists_outside.get(value.name)
         if outside is not None and outside.owned:
-            yield Outside(name, FORWARD, home.index(outside.until))
+            yield Outside(name, FORWARD, FORWARD if outside.until == home[FORWARD] else BACKWARD)
         elif outside is not None:
             yield Outside(name, BACKWARD, BACKWARD, owned=False)
         else:

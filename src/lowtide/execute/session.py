@@ -22,21 +22,21 @@ from torch import fx
 from lowtide.capture.convert import Captured, convert
 from lowtide.capture.prepare import prepare
 from lowtide.cost.store import CostStore
-from lowtide.errors import BudgetError, PlanMismatchError
+from lowtide.errors import BudgetError, GraphError, PlanMismatchError
 from lowtide.execute.caller import with_caller, without_caller
 from lowtide.execute.lower import lower
 from lowtide.execute.pieces import Part, graph_number, part, runs_of
 from lowtide.execute.survey import Piece, Survey, piece_of
 from lowtide.execute.tied import tie
 from lowtide.execute.watch import Watch
-from lowtide.ir.check import check_graph
+from lowtide.ir.check import check_graph, check_program
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program, unplanned
 from lowtide.measure.price import other_bits, price
 from lowtide.plan.floors import Floors
 from lowtide.plan.infeasible import budget_error, or_rounded
-from lowtide.plan.match import check_match
+from lowtide.plan.match import check_match, shrinks
 from lowtide.plan.plan import Plan, plan_of
 from lowtide.rules import DEFAULT_RULES, Exactness, Rule, add_makers
 from lowtide.settings import settings
@@ -143,7 +143,7 @@ class Session:
         graph = add_makers(captured.graph, rules, self.options.allow, settings().fuel)
         check_graph(graph)
         probed = {rule.name for rule in rules if rule.probed}
-        found = self.look_up(captured)
+        found = self.look_up(captured, graph)
         if found is not None:
             graph, program, handed = found
         else:
@@ -163,20 +163,39 @@ class Session:
 
     # Looked up.
 
-    def look_up(self, captured: Captured) -> tuple[Graph, Program, frozenset[str]] | None:
-        """The saved plan's graph and program for what was captured."""
+    def look_up(
+        self, captured: Captured, graph: Graph
+    ) -> tuple[Graph, Program, frozenset[str]] | None:
+        """The saved plan's graph and program for what was captured; `graph` is that with the rules' makers."""
         if self.saved is None:
             return None
-        graph = captured.graph
-        wanted = graph_hash(graph)
+        wanted = graph_hash(captured.graph)
         parts = [one for plan in (self.saved, *self.more) for one in self.parts(plan)]
         for one in parts:
             if graph_hash(one.graph.as_captured()) == wanted:
                 self.check_bits(captured, one.graph, one.program)
                 return one.graph, one.program, one.handed
         if not self.trusted:
-            check_match(parts[0].graph.as_captured(), graph)
-        log.info("a graph that was not planned for is planned by itself: another shape or branch")
+            check_match(parts[0].graph.as_captured(), captured.graph)
+        smaller = self.look_up_larger(captured, graph, parts)
+        if smaller is None:
+            log.info("a graph that was not planned for is planned by itself: another shape or branch")  # fmt: skip
+        return smaller
+
+    def look_up_larger(
+        self, captured: Captured, graph: Graph, parts: Sequence[Part]
+    ) -> tuple[Graph, Program, frozenset[str]] | None:
+        """The program of the same step with larger sizes, if there is one and its makers give the same bits here too."""
+        others = [one for plan in self.plans for one in self.parts(plan)]
+        for one in (*parts, *others):
+            if shrinks(captured.graph, one.graph.as_captured()) and one.program.counts.keys() <= graph.op.keys():  # fmt: skip
+                try:
+                    check_program(graph, one.program)
+                    self.check_bits(captured, graph, one.program)
+                except (GraphError, PlanMismatchError):
+                    continue
+                log.info("a smaller shape runs the plan of a larger one")
+                return graph, one.program, one.handed
         return None
 
     def parts(self, plan: Plan) -> list[Part]:

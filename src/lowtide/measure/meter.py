@@ -29,13 +29,13 @@ _STARTERS = ("_prepare_profiler", "_enable_profiler")
 class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.running = self.lost = False
+        self.running = self.lost = self.started = False
         self.now = 0
         self.peaks = [0]
         self.starters: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        self.now, self.peaks, self.lost = 0, [0], False
+        self.now, self.peaks, self.lost, self.started = 0, [0], False, True
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             self.before = torch.cuda.memory_allocated(self.device)
@@ -44,6 +44,7 @@ class Meter:
     def stop(self) -> list[int] | None:
         """None where it was not possible to tell."""
         self.pause()
+        self.started = False
         return None if self.lost else self.peaks
 
     def mark(self) -> None:
@@ -57,7 +58,7 @@ class Meter:
                 pass
 
     def resume(self) -> None:
-        if self.running or self.lost:
+        if self.running or self.lost or not self.started:
             return
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

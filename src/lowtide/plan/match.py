@@ -7,7 +7,7 @@ from lowtide.ir.graph import Graph, Op
 from lowtide.ir.json import graph_hash
 from lowtide.units import format_bytes
 
-__all__ = ["check_match", "first_difference"]
+__all__ = ["check_match", "first_difference", "shrinks"]
 
 
 def check_match(planned: Graph, captured: Graph) -> None:
@@ -47,3 +47,21 @@ def _place(op: Op) -> str:
 
 def _call(op: Op) -> str:
     return f"%{', %'.join(op.outputs)} = {op.target}({', '.join('%' + i for i in op.inputs)})"
+
+
+def shrinks(graph: Graph, planned: Graph) -> bool:
+    """Is it the same step with nothing larger in it? Then a program of the other runs it within the other's peak."""
+    return (
+        _shape(graph) == _shape(planned)
+        and [_op_shape(o) for o in graph.ops] == [_op_shape(o) for o in planned.ops]
+        and all(a.bytes <= b.bytes for a, b in zip(graph.values, planned.values))
+    )
+
+
+def _shape(graph: Graph) -> object:
+    values = [(v.name, v.storage, v.keep) for v in graph.values]
+    return (graph.segments, values, graph.outside, graph.required)
+
+
+def _op_shape(op: Op) -> object:
+    return (op.name, op.target, op.inputs, op.outputs, op.segment, op.rerun, op.effect)

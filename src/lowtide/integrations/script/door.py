@@ -1,7 +1,7 @@
 """How does a script's module run its plan, and what happens when it cannot?
 
-Through the compiled function, as after `lowtide.fit`, with two differences. Sizes that change become symbols: a plan holds for its sizes and all
-smaller ones, so batches of every length need few plans. And whatever the compiler cannot do is done by the script's own code: with the random
+Through the compiled function, as after `lowtide.fit`, with two differences. A plan holds for its sizes and all smaller ones, and sizes that keep
+changing become symbols, so batches of every length need few plans. And whatever the compiler cannot do is done by the script's own code: with the random
 numbers it would have drawn, with one line that says why, and from then on.
 """
 
@@ -16,7 +16,7 @@ import torch
 import torch._dynamo.config
 from torch import nn
 
-from lowtide.errors import BudgetError, LowtideError
+from lowtide.errors import BudgetError, LowtideError, PlanMismatchError
 from lowtide.execute.attach import Planned
 from lowtide.execute.fitting import capture_words, from_the_compiler
 from lowtide.execute.session import Session
@@ -25,31 +25,34 @@ from lowtide.measure.memory import model_device
 
 __all__ = ["Door"]
 
+_SHAPES = 8
+"""Captured with the sizes they have; from then on a graph serves all smaller sizes."""
+
 
 class Door(Planned):
-    dynamic = None
-
     def __init__(
         self,
         module: nn.Module,
         session: Session,
         leave: Callable[[nn.Module, str], None],
-        stop: Callable[[BudgetError], None],
+        stop: Callable[[LowtideError], None],
     ) -> None:
         super().__init__(module, session)
         self.module = weakref.ref(module)
         self.leave, self.stop = leave, stop
         self.proven = False
         """It has run: what it raises now is the script's own."""
+        self.shapes = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.plain(*args, **kwargs)
         states = () if self.proven else self.random_states()
+        captured = len(self.session.pieces)
         try:
             with _whole_graphs():
                 output = super().__call__(*args, **kwargs)
-        except BudgetError as error:
+        except (BudgetError, PlanMismatchError) as error:
             return self.stop(error)
         except (MemoryError, torch.OutOfMemoryError):
             raise
@@ -60,13 +63,20 @@ class Door(Planned):
             for device, state in states:
                 _generator(device).set_rng_state(state)
         else:
-            self.proven = True
+            self.proven = self.session.trusted = True  # a saved plan has found its graph
+            self.count(len(self.session.pieces) - captured)
             return output
         output = self.plain(*args, **kwargs)
         module = self.module()
         if module is not None:
             self.leave(module, why)
         return output
+
+    def count(self, captured: int) -> None:
+        """Sizes that keep changing become symbols."""
+        self.shapes += captured > 0
+        if captured and self.shapes == _SHAPES:
+            self.compiled = self.compile(dynamic=True)
 
     def random_states(self) -> tuple[tuple[torch.device, torch.Tensor], ...]:
         module = self.module()

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 
-from lowtide.errors import BudgetError, VerificationError
+from lowtide.errors import BudgetError, LowtideError, VerificationError
 from lowtide.execute.caller import with_caller
 from lowtide.execute.fitting import make_session
 from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
@@ -75,9 +76,16 @@ class _Seen:
 
 class Planner(Watcher):
     def __init__(
-        self, options: Options, say: Callable[[str], None], *, exits: bool = False
+        self,
+        options: Options,
+        say: Callable[[str], None],
+        *,
+        plan: Plan | None = None,
+        exits: bool = False,
     ) -> None:
+        """`plan`: one to run instead of making one. `exits`: what stops the training ends the process."""
         self.options, self.say, self.exits = options, say, exits
+        self.given = plan
         self.phase = Phase.LOOK
         self.session: Session | None = None
         self.meter = Meter(torch.device("cpu"))
@@ -85,7 +93,7 @@ class Planner(Watcher):
         self.alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Modules that run as they were."""
         self.holdings = Holdings()
-        self.stopped: BudgetError | None = None
+        self.stopped: LowtideError | None = None
         self.failed = False
         self.before: int | None = None
         """The measured peak of the script as it is."""
@@ -93,6 +101,8 @@ class Planner(Watcher):
         self.surveys = self.checks = 0
         self.twice = self.again = False
         self.rounds: dict[object, _Seen] = {}
+        self.batch = 0
+        """Bytes of the largest batch that was surveyed: a smaller one checks nothing."""
         self.wholes: list[Graph] = []
         self.plans: list[Plan] = []
         self.round: OpenRound | None = None
@@ -125,24 +135,33 @@ class Planner(Watcher):
             self.leave(call.module, "its gradients are differentiated again (create_graph=True)")
 
     def call_begins(self, call: Call) -> None:
-        if not call.trains or call.module in self.alone or self.failed:
+        if not call.trains or self.failed:
             return
         try:
             self.prepare(call)
-        except BudgetError:
-            raise
         except Exception as error:  # of ours: the script is not to suffer from it
+            if self.stopped is not None:
+                raise
             log.exception("planning failed")
             self.give_up(f"planning failed with {type(error).__name__}: {error}")
 
+    def evaluates(self) -> None:
+        """What a script does between its steps may take long, and is no part of them."""
+        if self.round is not None and self.round.updated:
+            self.meter.pause()
+
     def prepare(self, call: Call) -> None:
-        if call.module not in self.modules and not self.may_plan(call.module):
-            return
-        self.calling = call
         if self.phase is Phase.DONE and call.module in self.modules and not self.again:
+            self.calling = call
             return
         if self.round is not None and self.is_over(self.round, call):
             self.end_round(self.round)
+        if call.module in self.alone:
+            return
+        if call.module not in self.modules and not self.may_plan(call.module):
+            return
+        self.calling = call
+        self.meter.resume()
         if self.round is None:
             self.begin_round(call)
         if self.phase is not Phase.LOOK and call.module not in self.modules:
@@ -154,7 +173,7 @@ class Planner(Watcher):
         self.calling = None
 
     def may_plan(self, module: nn.Module) -> bool:
-        if module._compiled_call_impl is None and not hasattr(module, "_torchdynamo_orig_callable"):
+        if module._compiled_call_impl is None and not isinstance(module, OptimizedModule):
             return True
         self.leave(module, "it is compiled already")
         return False
@@ -166,7 +185,7 @@ class Planner(Watcher):
             self.leave(module, "new modules came too often to plan them with the others")
             return
         self.modules.add(module)
-        if self.phase is not Phase.SURVEY:
+        if self.phase is not Phase.SURVEY and self.given is None:
             self.again = True  # from the next round on; until then it is planned by itself
         self.attach(module)
 
@@ -193,7 +212,7 @@ class Planner(Watcher):
         self.say(f"the script runs as it was, not planned: {why}")
         self.close()
 
-    def stop(self, error: BudgetError) -> None:
+    def stop(self, error: LowtideError) -> None:
         """A script may well catch exceptions: it is left by its exit."""
         self.stopped = error
         raise SystemExit(error.exit_code) if self.exits else error
@@ -220,7 +239,9 @@ class Planner(Watcher):
             self.session = make_session(self.options, device, self.held)
             self.session.cautious = True
             self.session.planning = self.meter_paused
-            if self.options.budget.fraction is None and not differentiates_twice():
+            if self.given is not None:
+                self.phase, self.session.saved, self.plans = Phase.DONE, self.given, [self.given]
+            elif self.options.budget.fraction is None and not differentiates_twice():
                 self.phase = Phase.SURVEY
         if self.again and self.phase in (Phase.CHECK, Phase.DONE):
             self.survey_again()
@@ -252,7 +273,8 @@ class Planner(Watcher):
             if over:
                 self.make_plans()
         elif self.phase is Phase.CHECK:
-            self.check(done.peak, over)
+            planned = sum(open.batch.values()) >= self.batch or self.count >= _ROUNDS
+            self.check(done.peak, over and planned)
 
     def survey_again(self) -> None:
         assert self.session is not None
@@ -274,6 +296,7 @@ class Planner(Watcher):
         assert self.session is not None
         self.session.cautious = False
         found = [self.whole(seen) for seen in self.rounds.values() if seen.round.survey.runs()]
+        self.batch = max((s.round.held.get(Kind.BATCH, 0) for s in self.rounds.values()), default=0)
         self.rounds.clear()
         if not found:  # no backward has come: keep looking
             self.session.cautious, self.count = True, 0

@@ -13,6 +13,7 @@ from lowtide.integrations.script.launch import Launch, launch
 from lowtide.integrations.script.planner import Planner
 from lowtide.integrations.script.ranks import is_first
 from lowtide.integrations.script.trained import watching
+from lowtide.plan.plan import Plan
 from lowtide.units import format_bytes, format_percent, format_seconds
 
 __all__ = ["Trained", "train"]
@@ -51,9 +52,16 @@ class Trained:
         }
 
 
-def train(what: Launch, options: Options, say: Callable[[str], None]) -> Trained:
-    """`say` gets the lines for people; of several processes only the first one's."""
-    planner = Planner(options, lambda words: say(words) if is_first() else None, exits=True)
+def train(
+    what: Launch, options: Options, say: Callable[[str], None], plan: Plan | None = None
+) -> Trained:
+    """`say` gets the lines for people; of several processes only the first one's. `plan`: one to run instead of making one."""
+
+    def once(words: str) -> None:
+        if is_first():
+            say(words)
+
+    planner = Planner(options, once, plan=plan, exits=True)
     started = time.perf_counter()
     with watching(planner):
         try:

@@ -60,6 +60,9 @@ class Watcher:
     def backward_begins(self, call: Call) -> None:
         """A gradient has reached what the call returned."""
 
+    def evaluates(self) -> None:
+        """A module, not necessarily an outermost one, is called with gradients off."""
+
     def differentiating_twice(self) -> AbstractContextManager[object]:
         """Entered while gradients are made with a graph of their own (`create_graph=True`)."""
         return nullcontext()
@@ -117,7 +120,10 @@ class _Watched:
         plain = self.plain
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not self.here():
+            if torch.compiler.is_compiling() or not self.here():
+                return plain(module, *args, **kwargs)
+            if not torch.is_grad_enabled():
+                self.watcher.evaluates()
                 return plain(module, *args, **kwargs)
             if isinstance(module, _WRAPPERS):
                 return plain(module, *args, **kwargs)
