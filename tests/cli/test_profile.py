@@ -120,6 +120,17 @@ def test_a_module_of_several_models_goes_on_to_its_end(tmp_path: Path):
     assert "several models" in str(found)
 
 
+def test_a_script_whose_model_is_larger_than_the_machine(tmp_path: Path):
+    large = TRAIN.replace("256", "40_000_000").replace("sys.exit(7)", "")
+    done = profile(tmp_path, large, "--fake", "train.py")
+    assert done.returncode == 0, done.stderr
+    found = load(tmp_path / "train.profile.json")
+    assert found.estimated
+    assert found.peak > 100 * 2**30
+    assert "estimated, no device\nSequential: peak ~" in done.stdout
+    assert done.stdout.endswith("next: lowtide plan train.profile.json --budget 60%\n")
+
+
 def test_a_script_that_does_not_train(tmp_path: Path):
     done = profile(tmp_path, "print('hello')", "train.py")
     assert done.returncode == 2

@@ -61,7 +61,7 @@ _current: Observation | None = None
 
 
 def observing() -> bool:
-    return _current is not None
+    return _current is not None and _current.recording is not None
 
 
 @contextmanager
@@ -99,10 +99,11 @@ class Observation:
         self.end = 0
         self.lives: Lives | None = None
         self._given = (dict(models), batch, list(optimizers))
-        self._stack = ExitStack()
+        self._stack, self._session = ExitStack(), ExitStack()
 
     def __enter__(self) -> Observation:
         global _current
+        self.recording = self._recorded = self._session.enter_context(recorded(self.device))
         models, batch, optimizers = self._given
         self._given = ({}, (), [])
         if not any(compiled_modules(m) for m in models.values()):
@@ -114,7 +115,6 @@ class Observation:
             register_optimizer_step_post_hook(lambda o, *_: self._update_ends(o)),
         ):
             self._stack.callback(handle.remove)
-        self.recording = self._recorded = self._stack.enter_context(recorded(self.device))
         self._before, _current = _current, self
         for prefix, model in models.items():
             self.add(prefix, model)
@@ -125,11 +125,17 @@ class Observation:
 
     def __exit__(self, *error: object) -> None:
         global _current  # noqa: PLW0603
-        self.note_gradients()
-        self.mark(lambda: Phase("end"))
+        self.finish()
         _current = self._before
-        self.recording = None
-        self._stack.__exit__(None, None, None)
+        self._stack.close()
+
+    def finish(self) -> None:
+        """Stop recording. Hooks stay until the context is left: this may be called from one."""
+        if self.recording is not None:
+            self.note_gradients()
+            self.mark(lambda: Phase("end"))
+            self.recording = None
+            self._session.close()
 
     # Told by whoever runs the step.
 
