@@ -87,6 +87,9 @@ def test_a_script_is_observed_and_stopped(tmp_path: Path):
     assert [name for name, _ in found.phases] == ["forward", "backward", "optimizer"]
     assert {"0", "2"} <= {b.layer for b in found.blocks if b.kind == Kind.GRADIENT}
     assert "train.py:12" in {b.source for b in found.blocks}
+    state = sum(b.bytes for b in found.blocks if b.kind == Kind.OPTIMIZER)
+    weights = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert 2 * weights <= state <= 2 * weights + 100
     batch = sum(b.bytes for b in found.blocks if b.kind == Kind.BATCH)
     assert batch >= 512 * 64 * 4
     assert found.graph is None

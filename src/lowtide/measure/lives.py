@@ -200,8 +200,9 @@ class Lives:
         life = Life(event.address, event.bytes, event.time)
         frame = _maker(self.after_engine(stack))
         if frame is not None:
-            frame.makes.append(life)
-            life.op = frame.name
+            life.op = _label(frame.name)
+            if _is_op(frame.name):
+                frame.makes.append(life)
         life.backward = any(f.engine for f in stack)
         life.updating = bool(self.phases) and self.phases[-1][0] == "optimizer"
         life.layer, life.source = self.origin(stack)
@@ -300,6 +301,13 @@ def _maker(frames: Sequence[_Frame]) -> _Frame | None:
             before = frames[index - 1] if index and only_allocates else frame
             return before if _is_op(before.name) else frame
     return frames[-1] if frames else None
+
+
+def _label(name: str) -> str:
+    """Of what is no op: a compiled graph, a node of ours, or what autograd or the user calls it."""
+    if name.startswith("##"):
+        return "compiled graph" if "CompiledFxGraph" in name else ""
+    return name
 
 
 @cache

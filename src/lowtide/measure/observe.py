@@ -112,7 +112,7 @@ class Observation:
             self._stack.callback(lines.leave)
         for handle in (
             register_optimizer_step_pre_hook(lambda o, *_: self._update_begins(o)),
-            register_optimizer_step_post_hook(lambda o, *_: self._update_ends(o)),
+            register_optimizer_step_post_hook(lambda o, *_: self.note_state(o)),
         ):
             self._stack.callback(handle.remove)
         self._before, _current = _current, self
@@ -170,6 +170,9 @@ class Observation:
         self.note_gone()
         self.mark(lambda: Known(Kind.GRADIENT, _layers(self._gradients())))
 
+    def note_state(self, optimizer: torch.optim.Optimizer) -> None:
+        self.mark(lambda: Known(Kind.OPTIMIZER, _layers(_state(optimizer, self.homes))))
+
     def note_gone(self) -> None:
         gone = [address for address, r in self.references.items() if r.expired()]
         for address in gone:
@@ -210,9 +213,6 @@ class Observation:
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self.note_gradients()
         self.mark(lambda: Phase("optimizer"))
-
-    def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        self.mark(lambda: Known(Kind.OPTIMIZER, _layers(_state(optimizer, self.homes))))
 
     def _gradients(self) -> Iterator[_Found]:
         for model in self.models.values():

@@ -119,6 +119,7 @@ class _Observer(Watcher):
         self.optimizers.add(optimizer)
         self.updated.add(optimizer)
         if self.seen is not None and self.count == self.steps and self.is_over():
+            self.seen.note_state(optimizer)
             self.seen.finish()
 
     def backward_begins(self, call: Call) -> None:
