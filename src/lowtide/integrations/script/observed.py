@@ -9,7 +9,10 @@ stopped unless it is to go on. A compiled module's first call compiles, so obser
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +31,7 @@ from lowtide.plan.profile import Profile
 
 __all__ = ["Observed", "fake_script", "observe_script"]
 
+log = logging.getLogger("lowtide")
 _CALLS = 64
 """A step has no more calls of trained modules than this, whatever its optimizers do."""
 
@@ -119,8 +123,9 @@ class _Observer(Watcher):
         self.optimizers.add(optimizer)
         self.updated.add(optimizer)
         if self.seen is not None and self.count == self.steps and self.is_over():
-            self.seen.note_state(optimizer)
-            self.seen.finish()
+            with self.survived():
+                self.seen.note_state(optimizer)
+                self.seen.finish()
 
     def backward_begins(self, call: Call) -> None:
         self.backward = True
@@ -129,13 +134,22 @@ class _Observer(Watcher):
         if not call.trains:
             return
         if self.profile is None and self.failed is None:
-            try:
+            with self.survived():
                 self.observe(call)
-            except LowtideError as error:
-                self.failed = error
         self.add_graph(call)
         if self.failed is not None or (self.profile is not None and not self.go_on):
             raise _Enough(0)
+
+    @contextmanager
+    def survived(self) -> Iterator[None]:
+        """What goes wrong in observing is not the script's: it is said at the end."""
+        try:
+            yield
+        except LowtideError as error:
+            self.failed = error
+        except Exception as error:
+            log.exception("observing failed")
+            self.failed = LowtideError(f"observing failed with {type(error).__name__}: {error}")
 
     def observe(self, call: Call) -> None:
         if self.seen is None and self.count == 0:
@@ -197,14 +211,12 @@ class _Observer(Watcher):
             return
         seen.__exit__(None, None, None)
         if self.backward:
-            try:
-                self.profile = self.named(profile_of(seen, " + ".join(self.names.values())))
-            except LowtideError as error:
-                self.failed = error
+            self.profile = self.named(profile_of(seen, " + ".join(self.names.values())))
 
     def close(self) -> None:
         """The script has ended, however it did."""
-        self.end()
+        with self.survived():
+            self.end()
         if self.graph and self.profile is not None:
             why = {
                 "not captured": "the script ended with its first step",
