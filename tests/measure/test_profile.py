@@ -103,6 +103,7 @@ class Unusual(nn.Module):
 
 def test_unusual_steps_add_up_too():
     model, args = Unusual(), (torch.randint(0, 50, (12, 40)),)
+    model(*args).backward()  # gradients are there already, one of them sparse
     found = profile(model, args)
     assert found.peak == true_peak(model, args)
     assert sum(row.bytes for row in found.at_peak) == found.peak
@@ -271,3 +272,13 @@ def test_wrong_calls():
         lowtide.profile(Net(), batch(), steps=0)
     with torch.profiler.profile(), pytest.raises(LowtideError, match="profiler runs"):
         lowtide.profile(Net(), batch())
+
+
+def test_sparse_gradients_of_the_step_before():
+    model, args = Unusual(), (torch.randint(0, 50, (12, 40)),)
+    model(*args).backward()
+    with Observation({"": model}, args) as seen:
+        seen.step()
+        model.zero_grad()
+        Step(model, args, {}, None)()
+    assert profile_of(seen, "Unusual").peak == true_peak(model, args)

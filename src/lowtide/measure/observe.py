@@ -3,7 +3,7 @@
     with Observation({"": model}, batch, [optimizer]) as seen:
         seen.step()
         loss = model(*batch); loss.backward(); optimizer.step()
-    seen.profile("Net")
+    profile_of(seen, "Net")         from measure/profiling.py
 
 Nothing is changed that decides how much memory the step takes: no tensor is held, no dispatch mode is active. Module hooks say which
 layer runs, a function mode says which line of the user's code does, and the optimizer's hooks say when gradients and state are where. Modules that
@@ -150,14 +150,15 @@ class Observation:
     def note_batch(self, batch: Any) -> None:
         self._hold((tensor, Kind.BATCH, "") for tensor in _tensors(batch))
 
-    def _hold(self, found: Iterable[tuple[torch.Tensor, str, str]]) -> None:
+    def _hold(self, found: Iterable[_Found]) -> None:
         """A storage counts once, under the first kind that has it."""
         held: dict[int, tuple[int, str, str]] = {}
         for tensor, kind, layer in found:
-            for address, size in _storages(tensor):
-                held.setdefault(address, (size, kind, layer))
+            for storage in _storages(tensor):
+                address = storage.data_ptr()
+                held.setdefault(address, (storage.nbytes(), kind, layer))
                 if kind in (Kind.GRADIENT, Kind.BATCH):
-                    self.references[address] = StorageWeakRef(tensor.untyped_storage())
+                    self.references[address] = StorageWeakRef(storage)
         self.mark(lambda: Held(held))
 
     def step(self) -> None:
@@ -323,10 +324,10 @@ def _tensors(things: Any) -> list[torch.Tensor]:
 
 
 def _addresses(tensor: torch.Tensor) -> Iterator[int]:
-    return (address for address, _ in _storages(tensor))
+    return (storage.data_ptr() for storage in _storages(tensor))
 
 
-def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     if tensor.layout is torch.sparse_coo:
         yield from _storages(tensor._indices())
         yield from _storages(tensor._values())
@@ -334,6 +335,6 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     try:
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            yield storage.data_ptr(), storage.nbytes()
+            yield storage
     except (NotImplementedError, RuntimeError):  # opaque, or a wrapper without memory of its own
         return
