@@ -54,7 +54,7 @@ def test_the_wheel_carries_the_pages(tmp_path: Path):
     (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path), versions=["standard"])
     names = set(zipfile.ZipFile(built).namelist())
     assert {f"lowtide/docs/errors/{code}.md" for code in CODES} <= names
-    assert "lowtide/py.typed" in names
+    assert {"lowtide/py.typed", "lowtide/report/page.css", "lowtide/report/page.js"} <= names
     assert not [n for n in names if n.startswith(("tests", "examples"))]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lowtide
+from lowtide.ir.graph import Kind
 from lowtide.ir.json import graph_hash
 from tests.training import QUICK
 
@@ -52,3 +53,10 @@ def test_layers_have_the_names_of_the_users_modules(name: str):
     model = nn.ModuleDict({"inner": inner})["inner"] if name else inner
     plan = lowtide.fit(model, (torch.randn(4, 8),), budget="200%", **QUICK)
     assert {o.layer for o in plan.graph.ops} <= {"", "0", "1"}
+
+
+def test_gradients_of_parameters_are_called_gradients():
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+    graph = lowtide.fit(model, (torch.randn(4, 8),), budget="200%", **QUICK).graph
+    made = [v for v in graph.values if v.kind is Kind.GRADIENT and graph.makers[v.name]]
+    assert sum(v.bytes for v in made) == sum(p.nbytes for p in model.parameters())

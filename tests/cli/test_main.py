@@ -42,7 +42,15 @@ FLAGS = {
         "-f --force",
     },
     "plan": {"file", "--budget", "-o --output", "-f --force", "--seconds", "--solver"},
-    "report": {"file"},
+    "run": {"--budget", "--allow", "--seconds", "-m", "script"},
+    "report": {
+        "file",
+        "-o --output",
+        "-f --force",
+        "--frontier",
+        "--seconds",
+        "--measured",
+    },
     "explain": {"code"},
     "cache": {"action"},
 }

@@ -1,4 +1,4 @@
-"""`lowtide plan` and `lowtide report`: files in, files and text out, no torch, no surprise."""
+"""`lowtide plan`: files in, files and text out, no torch, no surprise."""
 
 from __future__ import annotations
 
@@ -114,23 +114,6 @@ def test_files_that_are_not_ours(tmp_path: Path, content: str | None, capsys):
     for arguments in (["plan", str(file), "--budget", "70%"], ["report", str(file)]):
         assert main(arguments) == 1
         assert capsys.readouterr().err.startswith("F041 ")
-
-
-def test_report_prints_a_plan(graph_file: Path, capsys):
-    plan(graph_file)
-    capsys.readouterr()
-    output = graph_file.with_name("step.plan.json")
-    assert main(["report", str(output)]) == 0
-    assert capsys.readouterr().out == f"{api.load(output)}\n"
-    assert main(["report", str(output), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["kind"] == "plan"
-
-
-def test_report_prints_a_graph(graph_file: Path, capsys):
-    assert main(["report", str(graph_file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("graph: ")
-    assert lines[-1] == f"next: lowtide plan {graph_file} --budget 60%"
 
 
 def test_planning_needs_no_torch(graph_file: Path):

@@ -35,6 +35,7 @@ def imported_by(*arguments: str) -> set[str]:
         ["--help"],
         ["--version"],
         ["plan", "--help"],
+        ["report", "--help"],
         ["explain", "F012"],
         ["explain", "F999"],
         ["plan", "x.graph.json", "--budget", "lots"],

@@ -1,6 +1,8 @@
 """Are the trained modules of ordinary training code found, and nothing else?"""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,8 +31,10 @@ class Notes(Watcher):
         if call.trains:
             self.note("backward", call)
 
-    def differentiated_twice(self) -> None:
+    @contextmanager
+    def differentiating_twice(self) -> Iterator[None]:
         self.lines.append("twice")
+        yield
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         self.lines.append("optimizer")

@@ -44,3 +44,20 @@ def test_without_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layout, "COMPILED", False)
     images = torch.randn(2, 3, 5, 4)
     assert torch.equal(layout.channels_first(layout.channels_last(images)), images)
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 6, 7, 2), (2, 4, 1, 1), (5, 2, 3, 3), (0, 2, 2, 2), (1, 8, 2, 2)]
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_in_parts_and_whole_again(shape: tuple[int, ...], count: int) -> None:
+    images = torch.randn(shape)
+    parts = layout.in_parts(images, count)
+    assert torch.equal(torch.cat([*parts], 1), images)
+    assert torch.equal(layout.whole(parts), images)
+    before, place = images.clone(), images.data_ptr()
+    over = layout.in_parts_over(images, count)
+    assert torch.equal(over, parts)
+    back = layout.whole_over(over)
+    assert torch.equal(back, before)
+    assert place == over.data_ptr() == back.data_ptr()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from lowtide.ir.graph import Graph, Kind, Op, Outside, Required, Value
 from lowtide.ir.program import Program, unplanned
 from lowtide.sim.memory import simulate
-from lowtide.sim.timeline import Row, breakdown, by_kind
+from lowtide.sim.timeline import Row, base_of, breakdown, by_kind
 from tests.strategies import graphs, programs
 
 
@@ -51,6 +52,13 @@ def small() -> Graph:
         required=(Required("y", 0), Required("dw", 1)),
         held={Kind.OPTIMIZER: 5000},
     )
+
+
+def test_parameters_belong_to_the_layer_that_reads_them_first() -> None:
+    graph = small()
+    values = tuple(replace(v, layer="") if v.name == "w" else v for v in graph.values)
+    unnamed = replace(graph, values=values)
+    assert base_of(unnamed) == base_of(graph)
 
 
 def test_one_moment_by_kind_and_layer() -> None:

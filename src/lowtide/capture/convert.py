@@ -83,12 +83,13 @@ class _Converter:
                 self.ambient.add(node)
             elif node.op == "call_function" and node.target is not operator.getitem:
                 self.call(node)
+        required = tuple(self.required())  # before the values: it marks the gradients among them
         graph = Graph(
             values=tuple(self.values.values()),
             ops=tuple(sorted(self.ops, key=lambda o: o.segment)),
             segments=(Segment("forward"), Segment("backward")),
             outside=tuple(self.outside),
-            required=tuple(self.required()),
+            required=required,
         )
         return Captured(
             self.joint, graph, self.nodes, self.tensors, self.elements, frozenset(self.ambient)

@@ -24,6 +24,7 @@ from lowtide.cli.explain import ExplainCommand
 from lowtide.cli.plan import PlanCommand
 from lowtide.cli.profile import ProfileCommand
 from lowtide.cli.report import ReportCommand
+from lowtide.cli.run import RunCommand
 from lowtide.errors import LowtideError
 
 __all__ = ["COMMANDS", "Command", "main"]
@@ -31,8 +32,9 @@ __all__ = ["COMMANDS", "Command", "main"]
 _ABOUT = "Fits PyTorch training into a byte budget, at the least cost in time, with the same bits."
 _EPILOG = """
 example:
-  lowtide profile train.py --its --args             writes train.profile.json
-  lowtide plan train.profile.json --budget 6GiB     writes train.plan.json
+  lowtide profile train.py --lr 1e-4                where its memory goes; writes train.profile.json
+  lowtide plan train.profile.json --budget 6GiB     what that budget costs; writes train.plan.json
+  lowtide run --budget 6GiB train.py --lr 1e-4      trains it within 6 GiB
 
 exit codes:
   0 fits   1 failure   2 usage   3 budget infeasible   4 verification failed
@@ -52,6 +54,7 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     ProfileCommand(),
     PlanCommand(),
+    RunCommand(),
     ReportCommand(),
     BenchCommand(),
     ExplainCommand(),

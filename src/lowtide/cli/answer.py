@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,13 +24,19 @@ class Answer:
     data: Mapping[str, object] = field(default_factory=dict)
     markdown: bool = False
     """The text is Markdown: rendered on a terminal, printed as it is elsewhere."""
+    styled: Sequence[Sequence[tuple[str, str]]] = ()
+    """The text's lines as words with their styles, for a terminal."""
     wrote: Path | None = None
     """The file this verb wrote."""
     next: str = ""
     """The next useful command."""
+    said: bool = False
+    """There is nothing to print: it was said on stderr, because stdout is somebody else's."""
 
 
 def show(answer: Answer, *, as_json: bool) -> None:
+    if answer.said:
+        return
     if as_json:
         wrote = {"wrote": str(answer.wrote)} if answer.wrote else {}
         print(json.dumps({**answer.data, **wrote}, indent=2))
@@ -45,6 +51,12 @@ def _show_text(answer: Answer) -> None:
         from rich.markdown import Markdown
 
         Console().print(Markdown(answer.text))
+    elif answer.styled and sys.stdout.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        for line in answer.styled:
+            Console(soft_wrap=True, highlight=False).print(Text.assemble(*line))
     else:
         print(answer.text.rstrip("\n"))
     ending = [f"wrote {answer.wrote}"] if answer.wrote else []

@@ -14,7 +14,7 @@ from lowtide.units import parse_budget
 if TYPE_CHECKING:
     from lowtide.plan.plan import Plan
 
-__all__ = ["PlanCommand", "plan_facts"]
+__all__ = ["PlanCommand", "plan_facts", "positive"]
 
 
 class PlanCommand:
@@ -40,7 +40,7 @@ class PlanCommand:
         parser.add_argument(
             "--seconds",
             metavar="S",
-            type=_positive,
+            type=positive,
             default=30.0,
             help="how long to search at most (default: %(default)g)",
         )
@@ -83,7 +83,7 @@ def _beside(file: Path) -> Path:
     return file.with_name(f"{stem}.plan.json")
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     number = float(text)
     if not 0 < number < math.inf:
         raise ValueError(text)

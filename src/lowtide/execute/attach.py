@@ -23,11 +23,13 @@ from lowtide.errors import LowtideError
 from lowtide.execute.backend import Backend
 from lowtide.execute.session import Session
 
-__all__ = ["attach", "detach", "session_of"]
+__all__ = ["Planned", "attach", "detach", "session_of"]
 
 
-class _Planned:
+class Planned:
     """What a fitted module is called through."""
+
+    dynamic: bool | None = False
 
     def __init__(self, module: nn.Module, session: Session) -> None:
         self.session = session
@@ -35,7 +37,7 @@ class _Planned:
         # Dynamo skips frames of torch's own modules: without the wrapper nothing of an nn.Sequential would be captured, and
         # hooks of the module itself would be graphs of their own.
         self.compiled = torch.compile(
-            wrap_inline(self.plain), backend=Backend(session), dynamic=False, **_isolated()
+            wrap_inline(self.plain), backend=Backend(session), dynamic=self.dynamic, **_isolated()
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +70,7 @@ def _isolated() -> dict[str, Any]:
 
 
 def attach(module: nn.Module, session: Session) -> None:
-    module._compiled_call_impl = _Planned(module, session)
+    module._compiled_call_impl = Planned(module, session)
 
 
 def detach(module: nn.Module, previous: Any) -> None:
@@ -78,4 +80,4 @@ def detach(module: nn.Module, previous: Any) -> None:
 
 def session_of(module: nn.Module) -> Session | None:
     planned = module._compiled_call_impl
-    return planned.session if isinstance(planned, _Planned) else None
+    return planned.session if isinstance(planned, Planned) else None

@@ -43,7 +43,7 @@ from lowtide.report.progress import display
 from lowtide.settings import settings
 from lowtide.units import Budget, format_bytes
 
-__all__ = ["Fitting", "make_session", "run_saved"]
+__all__ = ["Fitting", "capture_words", "from_the_compiler", "make_session", "run_saved"]
 
 log = logging.getLogger("lowtide")
 _ATTEMPTS = 4
@@ -258,18 +258,18 @@ def _capture_errors() -> Iterator[None]:
     except (LowtideError, KeyboardInterrupt):
         raise
     except Exception as error:
-        if _from_the_compiler(error):
-            raise CaptureError(_capture_words(error)) from error
+        if from_the_compiler(error):
+            raise CaptureError(capture_words(error)) from error
         raise
 
 
-def _from_the_compiler(error: BaseException) -> bool:
+def from_the_compiler(error: BaseException) -> bool:
     return type(error).__module__.startswith(
         ("torch._dynamo", "torch._inductor", "torch._functorch")
     )
 
 
-def _capture_words(error: BaseException) -> str:
+def capture_words(error: BaseException) -> str:
     inner = getattr(error, "inner_exception", error)
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     what = lines[0] if lines else "no reason given"

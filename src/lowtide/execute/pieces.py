@@ -1,13 +1,13 @@
 """How do the graphs of one step share one budget? They become one `Graph`, and the way back is here too.
 
-A step whose model breaks into several captured graphs runs forward 0 .. forward N-1, the caller's loss, backward N-1 .. backward 0.
-`merge` puts N runs of captured graphs into one graph with 2N segments, names prefixed by the run's number (`0/relu`,
+A step whose model breaks into several captured graphs runs forward 0 .. forward N-1, the caller's loss, backward N-1 .. backward 0;
+one of several models may run them in another order, which is then given (`Run.home`). `merge` puts N runs of captured graphs into one graph with 2N segments, names prefixed by the run's number (`0/relu`,
 `1/relu`). A storage that one run passes to another, forward outputs on the way up and gradients on the way down, is
 counted once: the receiving value becomes a view of the passed one, made by an op `lowtide.passed`. What is passed was seen
 in a real step (`execute/survey.py`); where that is not certain, the storage is counted twice.
 
 `part` is the inverse: the graph of one run as it was captured, and its share of a program. A captured graph that ran more than once
-in a step has one program; `tie` picks it.
+in a step has one program, which `tied.py` picks.
 """
 
 from __future__ import annotations
@@ -15,18 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lowtide.execute.caller import without_caller
 from lowtide.ir.graph import Graph, Kind, Op, Outside, Required, Segment, Value
 from lowtide.ir.program import Program
-from lowtide.sim.memory import simulate
-from lowtide.solve.result import Result, Status
 
-__all__ = ["PASSED", "Part", "Run", "graph_number", "merge", "part", "runs_of", "tie"]
+__all__ = ["PASSED", "Part", "Run", "graph_number", "home_of", "merge", "part", "runs_of"]
 
 PASSED = "lowtide.passed"
 FORWARD, BACKWARD = 0, 1
 FOREVER = 10**9
-_CANDIDATES = 12
-"""Programs tried for a graph that runs more than once."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Run:
     """For a gradient the input it belongs to."""
     until: Mapping[str, int] = field(default_factory=dict)
     """For a required value the last segment at whose start somebody besides the graphs was seen holding it."""
+    home: tuple[int, int] | None = None
+    """The segments of its forward and backward; None: all forwards come first, and backwards in reverse."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,9 @@ def merge(runs: Sequence[Run], known: frozenset[int] = frozenset()) -> Graph:
 class _Merging:
     def __init__(self, runs: Sequence[Run], known: frozenset[int]) -> None:
         self.runs, self.known, self.count = runs, known, len(runs)
+        self.home = [r.home or (i, 2 * self.count - 1 - i) for i, r in enumerate(runs)]
+        self.order = sorted((s, i) for i, home in enumerate(self.home) for s in home)
+        self.backwards = sorted(home[BACKWARD] for home in self.home)
         self.values: dict[str, Value] = {}
         self.ops: list[Op] = []
         self.outside: list[Outside] = []
@@ -74,36 +76,47 @@ class _Merging:
         self.passed: dict[str, str] = {}
         """For a value that another run passes, that run's name for it."""
         self.made: dict[int, str] = {}
+        """What forwards handed out, by storage."""
+        self.sent: dict[int, str] = {}
+        """What backwards handed out."""
         self.owned: dict[int, str] = {}
         self.trained: set[str] = set()
 
     def run(self) -> Graph:
-        for index, run in enumerate(self.runs):
-            self.link_inputs(index, run)
-            self.put_values(index, run)
-            self.note(index, run, run.outputs)
-        self.made = {}
-        for index in reversed(range(self.count)):
-            run = self.runs[index]
-            self.link_tangents(index, run)
-            self.note(index, run, run.gradients)
+        segments: list[Segment] = []
+        for segment, index in self.order:
+            run, forward = self.runs[index], segment == self.home[index][FORWARD]
+            if forward:
+                self.link_inputs(index, run)
+                self.put_values(index, run)
+                self.note(index, run, run.outputs, self.made)
+            else:
+                self.link_tangents(index, run)
+                self.note(index, run, run.gradients, self.sent)
+            name = "forward" if forward else "backward"
+            segments.append(Segment(f"{name} {run.number}", index))
         for index, run in enumerate(self.runs):
             self.put_ops(index, run)
             self.put_outside(index, run)
-        for index in reversed(range(self.count)):
+        for index in sorted(range(self.count), key=lambda i: self.home[i][BACKWARD]):
             self.put_required(index, self.runs[index])
-        forwards = [Segment(f"forward {r.number}", i) for i, r in enumerate(self.runs)]
-        backwards = [Segment(f"backward {r.number}", i) for i, r in enumerate(self.runs)]
         return Graph(
             values=tuple(self.settled(v) for v in self.values.values()),
             ops=tuple(sorted(self.ops, key=lambda o: o.segment)),
-            segments=(*forwards, *reversed(backwards)),
+            segments=tuple(segments),
             outside=tuple(self.outside),
             required=tuple(self.required),
         )
 
     def segment(self, index: int, local: int) -> int:
-        return index if local == FORWARD else 2 * self.count - 1 - index
+        return self.home[index][local]
+
+    def backward_began(self, index: int) -> int:
+        """The first of the backwards that ran in a row up to this one's."""
+        segment = self.home[index][BACKWARD]
+        while segment - 1 in self.backwards:
+            segment -= 1
+        return segment
 
     def link_inputs(self, index: int, run: Run) -> None:
         """What this run is given that an earlier one made, or was given too."""
@@ -128,7 +141,7 @@ class _Merging:
             if outside.owned or run.graph.value[outside.value].is_view:
                 continue
             name, key = _name(index, outside.value), run.tangents.get(outside.value)
-            made = self.made.get(key) if key is not None else None
+            made = self.sent.get(key) if key is not None else None
             if (
                 made is not None
                 and self.bytes(made) == self.values[name].bytes
@@ -138,11 +151,11 @@ class _Merging:
                 self.passed[name] = made
                 self.root[name] = self.storage(made)
 
-    def note(self, index: int, run: Run, seen: Mapping[str, int]) -> None:
+    def note(self, index: int, run: Run, seen: Mapping[str, int], handed: dict[int, str]) -> None:
         """What this run hands on. What was handed to it is nothing new."""
         for value, key in seen.items():
             if run.graph.storage(value) not in run.graph.exists_outside:
-                self.made.setdefault(key, _name(index, value))
+                handed.setdefault(key, _name(index, value))
 
     def storage(self, name: str) -> str:
         below = self.values[name].storage
@@ -191,7 +204,7 @@ class _Merging:
             if name in self.passed:
                 continue
             # A gradient from somewhere else may have been waiting since backward began.
-            since = index if outside.owned else self.count
+            since = self.home[index][FORWARD] if outside.owned else self.backward_began(index)
             until = self.segment(index, min(outside.until, BACKWARD))
             self.outside.append(Outside(name, since, until, outside.owned))
 
@@ -207,10 +220,11 @@ class _Merging:
             self.required.append(Required(name, segment, until))
 
     def held_until(self, run: Run, required: Required, segment: int) -> int:
-        """The frames that pass a value on hold it until all forwards are over."""
+        """The frames that pass a value on hold it until the next backward."""
         if required.until == FORWARD:
             return segment
-        return max(self.count - 1, segment + 1, run.until.get(required.value, FOREVER))
+        frames = next(b for b in self.backwards if b > segment) - 1
+        return max(frames, segment + 1, run.until.get(required.value, FOREVER))
 
     def passes_on(self, index: int, run: Run, gradient: str) -> bool:
         """Is it the gradient of what another run made, or one more of a parameter's? Then it is not what `.grad` holds."""
@@ -245,19 +259,25 @@ def runs_of(graph: Graph) -> int:
     return len({s.piece for s in graph.segments})
 
 
+def home_of(graph: Graph, run: int) -> tuple[int, int]:
+    """The segments of a run's forward and backward."""
+    forward, backward = (i for i, s in enumerate(graph.segments) if s.piece == run)
+    return forward, backward
+
+
 def graph_number(graph: Graph, run: int) -> int:
     """The captured graph that a run is a run of."""
-    name = graph.segments[run].name
+    name = graph.segments[home_of(graph, run)[FORWARD]].name
     return int(name.rpartition(" ")[2]) if runs_of(graph) > 1 else 0
 
 
 def part(graph: Graph, program: Program, run: int) -> Part:
     """One run's graph as captured, and what of the program is its own."""
-    count = runs_of(graph)
-    if count == 1:
+    graph, program = without_caller(graph, program)
+    if runs_of(graph) == 1:
         return Part(graph, program, frozenset())
     prefix = f"{run}/"
-    home = (run, 2 * count - 1 - run)
+    home = home_of(graph, run)
     mine = [v for v in graph.values if v.name.startswith(prefix)]
     owner: dict[str, str] = {}
     for value in mine:
@@ -331,50 +351,3 @@ def _local_required(required: Required, home: tuple[int, int], prefix: str) -> R
     segment = home.index(required.segment)
     mutation = segment == FORWARD and required.until == home[0]
     return Required(required.value.removeprefix(prefix), segment, FORWARD if mutation else FOREVER)
-
-
-# Graphs that run more than once.
-
-
-def tie(graph: Graph, result: Result, target: int) -> Result:
-    """The result with one program for each captured graph, however often it runs: the fastest that fits, else the smallest."""
-    groups: dict[int, list[int]] = {}
-    for run in range(runs_of(graph)):
-        groups.setdefault(graph_number(graph, run), []).append(run)
-    program = result.program
-    for runs in groups.values():
-        if len(runs) > 1:
-            program = _tied(graph, program, runs, target)
-    if program == result.program:
-        return result
-    timeline = simulate(graph, program)
-    fits = timeline.peak <= target
-    return replace(
-        result,
-        status=Status.FEASIBLE if fits else Status.INFEASIBLE,
-        program=timeline.program,
-        seconds=timeline.seconds,
-        peak=timeline.peak,
-        floor=min(result.floor, timeline.peak) if fits else timeline.peak,
-    )
-
-
-def _tied(graph: Graph, program: Program, runs: Sequence[int], target: int) -> Program:
-    choices = dict.fromkeys(part(graph, program, run).program for run in runs)
-    tried = [_with(graph, program, runs, c) for c in list(choices)[:_CANDIDATES]]
-
-    def worth(choice: Program) -> tuple[bool, float]:
-        timeline = simulate(graph, choice)
-        fits = timeline.peak <= target
-        return (not fits, timeline.seconds if fits else float(timeline.peak))
-
-    return min(tried, key=worth)
-
-
-def _with(graph: Graph, program: Program, runs: Sequence[int], choice: Program) -> Program:
-    """The program with this choice for all of these runs."""
-    steps = list(program.steps)
-    for run in runs:
-        for segment, names in zip((run, len(steps) - 1 - run), choice.steps):
-            steps[segment] = tuple(f"{run}/{n}" for n in names)
-    return Program(tuple(steps))

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from torch import fx
@@ -22,9 +23,11 @@ from lowtide.capture.convert import Captured, convert
 from lowtide.capture.prepare import prepare
 from lowtide.cost.store import CostStore
 from lowtide.errors import BudgetError, PlanMismatchError
+from lowtide.execute.caller import with_caller, without_caller
 from lowtide.execute.lower import lower
-from lowtide.execute.pieces import graph_number, part, runs_of, tie
+from lowtide.execute.pieces import Part, graph_number, part, runs_of
 from lowtide.execute.survey import Piece, Survey, piece_of
+from lowtide.execute.tied import tie
 from lowtide.execute.watch import Watch
 from lowtide.ir.check import check_graph
 from lowtide.ir.graph import Graph, Kind
@@ -83,6 +86,14 @@ class Session:
     """A plan to run instead of planning."""
     trusted: bool = False
     """The saved plan was made in this process: a graph it does not know is a new shape, not a mistake."""
+    more: tuple[Plan, ...] = ()
+    """Further plans to look graphs up in: of other rounds of the same training."""
+    cautious: bool = False
+    """Surveyed are steps of the user's own, in which more happens than one module's call: a graph is planned as one of several."""
+    caller: tuple[int, int] = (0, 0)
+    """Bytes that the caller's code was seen to take before a backward, and after it; for graphs planned by themselves."""
+    planning: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Entered while graphs are priced and planned."""
     one_by_one: bool = False
     """No survey will come: say so when there are several graphs."""
     measuring: Callable[[int, int, int], None] | None = None
@@ -95,6 +106,11 @@ class Session:
     pieces: list[Piece] = field(default_factory=list)
     """The graphs captured since the module was attached, in order."""
     watch: Watch = field(default_factory=Watch)
+
+    @property
+    def rounding(self) -> bool:
+        """Other kernels may be used whose last bits differ."""
+        return Exactness.ROUNDING in self.options.allow
 
     def begin(self, survey: Survey | None = None) -> None:
         """The module is about to be compiled anew."""
@@ -110,6 +126,16 @@ class Session:
         broken: str = "",
     ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
         """Forward, backward, and what was captured. `broken`: where and why the graph ended, if in a graph break."""
+        with self.planning():
+            return self.partitioned(joint, num_forward_outputs, static_inputs, broken)
+
+    def partitioned(
+        self,
+        joint: fx.GraphModule,
+        num_forward_outputs: int,
+        static_inputs: Sequence[int],
+        broken: str,
+    ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
         joint = prepare(joint, num_forward_outputs)
         captured = convert(joint, num_forward_outputs, static_inputs)
         check_graph(captured.graph)
@@ -121,13 +147,16 @@ class Session:
         if found is not None:
             graph, program, handed = found
         else:
-            graph = price(captured, graph, self.store, self.measuring, probed)
+            graph = price(
+                captured, graph, self.store, self.measuring, probed, rounding=self.rounding
+            )
             try:
                 program, handed = self.plan_graph(graph, broken), frozenset()
             except BudgetError as error:
                 raise self.if_rounded(error, captured, rules) from None
         kept = _kept_bytes(graph, program)
-        piece = piece_of(captured, graph, len(self.pieces), num_forward_outputs, broken, kept)
+        number = len(self.pieces)
+        piece = piece_of(captured, graph, number, num_forward_outputs, broken, kept, program)
         self.pieces.append(piece)
         forward, backward = lower(captured, _without(graph, handed), program, num_forward_outputs)
         return forward, backward, piece
@@ -139,11 +168,8 @@ class Session:
         if self.saved is None:
             return None
         graph = captured.graph
-        number = len(self.pieces)
-        whole = self.saved.graph
-        runs = sorted(range(runs_of(whole)), key=lambda r: graph_number(whole, r) != number)
         wanted = graph_hash(graph)
-        parts = [part(whole, self.saved.program, run) for run in runs]
+        parts = [one for plan in (self.saved, *self.more) for one in self.parts(plan)]
         for one in parts:
             if graph_hash(one.graph.as_captured()) == wanted:
                 self.check_bits(captured, one.graph, one.program)
@@ -153,12 +179,20 @@ class Session:
         log.info("a graph that was not planned for is planned by itself: another shape or branch")
         return None
 
+    def parts(self, plan: Plan) -> list[Part]:
+        """The most likely first: graphs are captured in the same order again."""
+        number, whole = len(self.pieces), plan.graph
+        runs = sorted(range(runs_of(whole)), key=lambda r: graph_number(whole, r) != number)
+        return [part(whole, plan.program, run) for run in runs]
+
     def check_bits(self, captured: Captured, graph: Graph, program: Program) -> None:
         """A plan made elsewhere may rely on kernels that give other bits here."""
         rules = (*DEFAULT_RULES, *(self.options.rules or ()))
         probed = {rule.name for rule in rules if rule.probed}
         used = [graph.op[name] for name in program.counts]
-        for name in sorted(other_bits(captured, graph, used, self.store, probed)):
+        for name in sorted(
+            other_bits(captured, graph, used, self.store, probed, rounding=self.rounding)
+        ):
             raise PlanMismatchError(
                 f"the plan runs {graph.op[name].of} of layer {graph.op[name].layer} as {graph.op[name].rule}, "
                 "which gives other bits on this device than the model's own op\n"
@@ -169,25 +203,26 @@ class Session:
 
     def plan_graph(self, graph: Graph, broken: str) -> Program:
         surveyed = self.watch.survey is not None
-        first = not self.pieces
-        if surveyed and first and not broken:
+        if surveyed and not self.pieces and not broken and not self.cautious:
             return self.plan_step(self.with_held(graph)).program
         if self.one_by_one and (broken or self.watch.kept_bytes()):
             self.warn(broken)
-        alone = self.with_others(graph)
+        before_backward, afterwards = self.caller
+        alone = with_caller(self.with_others(graph), {1: before_backward}, afterwards)
         before = simulate(alone, unplanned(alone)).peak
         budget = self.budget_bytes(before)
         target = self.target(budget, before)
         seconds = min(_QUICK, self.options.seconds) if surveyed else self.options.seconds
-        result = self.solve(_reserving(alone, target) if broken else alone, target, seconds)
+        reserving = broken or (surveyed and self.cautious)
+        result = self.solve(_reserving(alone, target) if reserving else alone, target, seconds)
         peak = simulate(alone, result.program).peak
-        if peak > target and not surveyed:
-            result = self.solve(alone, target, seconds)
+        if peak > target and (not surveyed or self.cautious):
+            result = self.solve(alone, target, self.options.seconds)
             if result.status is Status.INFEASIBLE:
                 raise self.refusal(alone, result.program, budget, before)
         if not surveyed:
             self.note(alone, budget, result)
-        return result.program
+        return without_caller(alone, result.program)[1]
 
     def if_rounded(
         self, error: BudgetError, captured: Captured, rules: Sequence[Rule]
@@ -198,7 +233,9 @@ class Session:
             return error
         more = add_makers(captured.graph, rules, (Exactness.ROUNDING,), settings().fuel)
         probed = {rule.name for rule in rules if rule.probed}
-        graph = self.with_held(price(captured, more, self.store, self.measuring, probed))
+        graph = self.with_held(
+            price(captured, more, self.store, self.measuring, probed, rounding=True)
+        )
         kept = simulate(graph, unplanned(graph))
         target = self.target(self.budget_bytes(kept.peak), kept.peak)
         result = self.solve(graph, target, min(_AFTERWARDS, self.options.seconds))
@@ -299,7 +336,8 @@ class Session:
             trained = sum(
                 v.bytes for v in graph.values if v.kind is Kind.PARAMETER and not v.is_view
             )
-            held[Kind.GRADIENT] = max(0, whole.get(Kind.PARAMETER, 0) - trained)
+            besides = max(0, whole.get(Kind.PARAMETER, 0) - trained)
+            held[Kind.GRADIENT] = max(held.get(Kind.GRADIENT, 0), besides)
             held[Kind.BATCH] = whole.get(Kind.BATCH, 0)
         return replace(graph, held={str(k): v for k, v in held.items() if v > 0})
 

@@ -21,6 +21,7 @@ from lowtide.capture import meaning
 from lowtide.capture.convert import Captured
 from lowtide.execute.pieces import FOREVER, Run
 from lowtide.ir.graph import Graph
+from lowtide.ir.program import Program
 
 __all__ = ["Piece", "Survey", "piece_of", "storage_key"]
 
@@ -40,10 +41,18 @@ class Piece:
     """Where and why, if the graph ended in a graph break."""
     kept: int = 0
     """Bytes that its plan keeps from forward to backward."""
+    program: Program | None = None
+    """What it runs."""
 
 
 def piece_of(
-    captured: Captured, graph: Graph, number: int, forwards: int, broken: str, kept: int
+    captured: Captured,
+    graph: Graph,
+    number: int,
+    forwards: int,
+    broken: str,
+    kept: int,
+    program: Program,
 ) -> Piece:
     """`graph` is the captured one with costs; `forwards` counts the forward outputs."""
     outputs, _ = meaning.joint_outputs(captured.joint)
@@ -63,6 +72,7 @@ def piece_of(
         gradients=names(outputs[forwards:]),
         broken=broken,
         kept=kept,
+        program=program,
     )
 
 

@@ -93,9 +93,9 @@ def _check_over(graph: Graph, op: Op, name: str) -> None:
     what = f"op %{op.name} may write over %{name}"
     if name not in op.inputs:
         raise GraphError(f"{what}, which it does not read")
-    if len(op.outputs) != 1 or graph.is_view(op) or graph.value[name].is_view:
+    if graph.is_view(op) or graph.value[name].is_view:
         raise GraphError(f"{what}: only for one whole storage by another")
-    if graph.value[name].bytes != graph.value[op.outputs[0]].bytes:
+    if not op.outputs or graph.value[name].bytes != graph.value[op.outputs[0]].bytes:
         raise GraphError(f"{what}, which has another size than what it makes")
 
 

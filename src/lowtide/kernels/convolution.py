@@ -10,7 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["input_gradient", "output_padding", "parameter_gradients"]
+__all__ = [
+    "input_gradient",
+    "output_padding",
+    "parameter_gradients",
+    "parameter_gradients_by_parts",
+]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
@@ -57,3 +62,28 @@ def parameter_gradients(
     if by_weight is not None and by_weight.stride() != weight.stride():
         by_weight = torch.empty_like(weight).copy_(by_weight)
     return None, by_weight, by_bias
+
+
+def parameter_gradients_by_parts(
+    gradients: Tensor,
+    given: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *rest: object,
+    wanted: Sequence[bool],
+) -> Gradients:
+    """From both operands in parts of their channels (`kernels/layout.py`); of the weight's gradient a block from each pair."""
+    by_weight = torch.empty_like(weight)
+    rows, columns = gradients.shape[2], given.shape[2]
+    by_bias = []
+    for row, one in enumerate(gradients):
+        for column, other in enumerate(given):
+            block = by_weight[row * rows :][:rows, column * columns :][:, :columns]
+            mask = [False, True, wanted[2] and column == 0]
+            sizes = [rows] if mask[2] else None
+            _, made, bias = torch.ops.aten.convolution_backward.default(
+                one, other, block, sizes, *rest, mask
+            )
+            block.copy_(made)
+            by_bias += [bias] if mask[2] else []
+    return None, by_weight if wanted[1] else None, torch.cat(by_bias) if by_bias else None

@@ -1,7 +1,8 @@
-"""Images from channels first to channels last and back, into other memory or, one sample at a time, in the same.
+"""Images from channels first to channels last, or to parts of their channels, and back, into other memory or in the same.
 
 Each sample's numbers stay where they are as a block, so in the same memory a copy of one sample is all that is needed besides. A sample is
-turned in bands that stay in a core's first cache.
+turned in bands that stay in a core's first cache. Of images in parts, the first channels of all samples come first: each part is a plain tensor
+by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, loop, spread
 
-__all__ = ["channels_first", "channels_first_over", "channels_last", "channels_last_over", "turn"]
+__all__ = [
+    "channels_first", "channels_first_over", "channels_last", "channels_last_over", "in_parts", "in_parts_over", "turn", "whole",
+    "whole_over",
+]  # fmt: skip
 
 _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """To copy elements without looking at them, by their bytes."""
@@ -50,6 +54,50 @@ def channels_first_over(images: Tensor) -> Tensor:
     made = images.as_strided((count, channels, height * width), (channels * height * width, height * width, 1))  # fmt: skip
     _turn_over(_pixels(images), made)
     return made.view(images.shape)
+
+
+def in_parts(images: Tensor, count: int) -> Tensor:
+    """A copy of plain contiguous images: part by part, all samples."""
+    return images.unflatten(1, (count, -1)).transpose(0, 1).contiguous()
+
+
+def whole(parts: Tensor) -> Tensor:
+    """A copy of images in parts, plain again."""
+    return parts.transpose(0, 1).flatten(1, 2).contiguous()
+
+
+def in_parts_over(images: Tensor, count: int) -> Tensor:
+    """From plain contiguous images; these are not there any more."""
+    samples, channels, height, width = images.shape
+    _swap_over(images.view(samples, count, channels // count * height * width))
+    return images.view(count, samples, channels // count, height, width)
+
+
+def whole_over(parts: Tensor) -> Tensor:
+    """From images in parts; these are not there any more."""
+    count, samples, channels, height, width = parts.shape
+    _swap_over(parts.view(count, samples, channels * height * width))
+    return parts.view(samples, count * channels, height, width)
+
+
+def _swap_over(blocks: Tensor) -> None:
+    """Exchange the first two axes, a cycle of blocks after another, beside a copy of one."""
+    rows, columns = blocks.shape[:2]
+    flat = blocks.flatten(0, 1)
+    done: set[int] = set()
+    for start in range(rows * columns):
+        if start in done:
+            continue
+        first = flat[start].clone()
+        place = start
+        while True:
+            done.add(place)
+            source = place % rows * columns + place // rows
+            if source == start:
+                break
+            flat[place].copy_(flat[source])
+            place = source
+        flat[place].copy_(first)
 
 
 def _pixels(images: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ def lstm(
             h, c = _autocast(h, c)
         w_ih, w_hh, b_ih, b_hh, w_hr = layer
         chosen = kernel or choose_kernel(x, w_hr)
-        kept = trains and (keep or chosen != "fused")
+        kept = trains and (keep or not chosen.startswith("fused"))
         return lstm_layer(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, reverse, chosen, kept)[:3]
 
     y, h_n, c_n = _stack(cell, input, num_layers, dropout, train, bidirectional, batch_first)

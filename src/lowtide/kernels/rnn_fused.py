@@ -1,6 +1,6 @@
 """One LSTM layer on CPU in float32, in few passes over memory: one compiled loop runs all steps, and little is kept.
 
-Forward: one GEMM for the input part of all steps; then the hidden units are shared among threads, and each thread runs through all
+Forward: the hidden units are shared among threads. Each thread multiplies its part of the input of all steps, then runs through the
 steps with its units: their part of the small GEMM, with weights that were packed once, then gates, cell and output of one sample after the
 other, while they are in the cache. Once per step the threads wait for each other. (Shared by samples nobody would have to wait, but every
 thread would read all the weights: a fifth slower.)
@@ -11,11 +11,15 @@ to the gates:
 
     kept       in the workspace, too: (T, B, 4H), activated, as forward made them
     not kept   computed again, from x and from y, which holds all hidden states: same calls on same numbers, so same bits
+
+A `Way` says how long a stretch is and who multiplies over all its steps, our panels or torch. Which is faster depends on the machine and on
+the sizes: `lowtide.nn.autotune` measures it. Ways differ in the last bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,11 +27,40 @@ import torch
 from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, barrier, shares, spread, together
-from lowtide.kernels.panels import WIDTH
-from lowtide.kernels.rnn_steps import gates_panels, hidden_panels, run_steps, run_steps_back
-from lowtide.rules.recurrent import kept_numbers, stretch
+from lowtide.kernels.panels import WIDE, WIDTH
+from lowtide.kernels.rnn_steps import (
+    add_gradients,
+    gates_panels,
+    hidden_panels,
+    run_steps,
+    run_steps_back,
+)
+from lowtide.rules.recurrent import ROWS, kept_numbers, stretch
 
-__all__ = ["backward", "forward", "supports", "workspace_elements"]
+__all__ = ["Way", "backward", "forward", "supports", "workspace_elements"]
+
+
+@dataclass(frozen=True)
+class Way:
+    """The kernel is named `str(way)`, or "fused" for the default way."""
+
+    panels: bool = WIDE
+    """Products over all steps by our panels, and not by torch: known to be faster where a register holds a row of them."""
+    rows: int = ROWS
+    """About so many, steps by samples, in a stretch."""
+
+    def __str__(self) -> str:
+        return f"fused {'panels' if self.panels else 'torch'} {self.rows}"
+
+    @staticmethod
+    def named(kernel: str) -> Way | None:
+        """None for another kernel than ours."""
+        match kernel.split():
+            case ["fused"]:
+                return Way()
+            case ["fused", products, rows]:
+                return Way(products == "panels", int(rows))
+        return None
 
 
 def supports(x: Tensor, w_hr: Tensor | None) -> bool:
@@ -35,9 +68,9 @@ def supports(x: Tensor, w_hr: Tensor | None) -> bool:
     return plain and w_hr is None and COMPILED
 
 
-def workspace_elements(x: Tensor, hidden: int, keep: bool) -> int:
+def workspace_elements(x: Tensor, hidden: int, keep: bool, way: Way) -> int:
     steps, batch = (int(n) for n in x.shape[:2])
-    return kept_numbers(steps, batch, hidden, keep)
+    return kept_numbers(steps, batch, hidden, keep, way.rows)
 
 
 def forward(
@@ -50,12 +83,13 @@ def forward(
     b_hh: Tensor | None,
     reverse: bool,
     keep: bool,
+    way: Way = Way(),  # noqa: B008  (a frozen value)
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, c_n and the workspace, with the gates if `keep`."""
-    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse)
+    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse, way)
     y = x.new_empty(layer.steps, layer.batch, layer.hidden)
     c = c0.clone(memory_format=torch.contiguous_format)
-    workspace = x.new_empty(workspace_elements(x, layer.hidden, keep))
+    workspace = x.new_empty(workspace_elements(x, layer.hidden, keep, way))
     starts, gates = layer.parts(workspace)
     if not keep:
         gates = layer.scratch(layer.most)
@@ -63,7 +97,6 @@ def forward(
         if number:
             starts[number - 1].copy_(c)
         part = gates[first:last] if keep else gates[: last - first]
-        layer.fill(part, first, last)
         layer.run(part, y, first, last, c, write=True)
     return y, y[0 if reverse else -1].clone(), c, workspace
 
@@ -81,10 +114,11 @@ def backward(
     workspace: Tensor,
     reverse: bool,
     needs: Sequence[bool],
+    way: Way = Way(),  # noqa: B008  (a frozen value)
 ) -> list[Tensor | None]:
     """Gradients of x, h0, c0, w_ih, w_hh, b_ih, b_hh, and None for the projection; None where not needed."""
     grad_y, grad_h, grad_c = grads
-    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse)
+    layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse, way)
     sums = _Sums(layer, needs)
     dh, dc = _start(grad_h, h0), _start(grad_c, c0)
     starts, gates = layer.parts(workspace)
@@ -93,13 +127,9 @@ def backward(
     for number, (first, last) in reversed(list(enumerate(layer.stretches()))):
         steps = last - first
         start = c0.contiguous() if number == 0 else starts[number - 1]
-        if again is None:
-            part = gates[first:last]
-        else:
-            part = again[:steps]
-            layer.fill(part, first, last)
+        part = gates[first:last] if again is None else again[:steps]
         layer.run(part, y, first, last, start.clone(), cells[:steps], known=again is None)
-        layer.run_back(part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps])
+        layer.run_back(part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps], sums.db)
         sums.add(changes[:steps], y, first, last)
     return sums.gradients(dh, dc)
 
@@ -116,15 +146,17 @@ class _Layer:
         b_ih: Tensor | None,
         b_hh: Tensor | None,
         reverse: bool,
+        way: Way,
     ) -> None:
-        self.x, self.h0, self.reverse = x, h0.contiguous(), reverse
-        self.w_ih, self.w_hh = w_ih, w_hh
-        self.bias = None if b_ih is None or b_hh is None else b_ih + b_hh
+        self.x, self.h0, self.reverse, self.way = x, h0.contiguous(), reverse, way
+        self.w_ih, self.w_hh = w_ih.contiguous(), w_hh.contiguous()
         self.steps, self.batch = x.shape[:2]
         self.hidden = w_hh.shape[1]
-        self.most = stretch(self.steps, self.batch)
+        self.bias = w_hh.new_zeros(4 * self.hidden) if b_ih is None or b_hh is None else b_ih + b_hh
+        self.most = stretch(self.steps, self.batch, way.rows)
         self.panels = -(-self.hidden // WIDTH)
         self.to_gates: Tensor | None = None
+        self.from_input: Tensor | None = None
         self.to_hidden: Tensor | None = None
 
     def stretches(self) -> Iterator[tuple[int, int]]:
@@ -156,13 +188,24 @@ class _Layer:
             return y[first + 1 : last + 1] if last < self.steps else torch.cat([y[first + 1 :], self.h0[None]])  # fmt: skip
         return y[first - 1 : last - 1] if first else torch.cat([self.h0[None], y[: last - 1]])
 
-    def fill(self, gates: Tensor, first: int, last: int) -> None:
-        """With the part that comes from the input."""
-        rows = self.x[first:last].flatten(0, 1)
-        if self.bias is None:
-            torch.mm(rows, self.w_ih.t(), out=gates.flatten(0, 1))
-        else:
-            torch.addmm(self.bias, rows, self.w_ih.t(), out=gates.flatten(0, 1))
+    def rows(self, first: int, last: int) -> Tensor:
+        """The input of a stretch, sample by sample."""
+        return self.x[first:last].contiguous().flatten(0, 1)
+
+    def by_units(self, weights: Tensor) -> Tensor:
+        """(4H, k) as panels of units, gate by gate: (4, panels, k, 16)."""
+        length = weights.shape[1]
+        made = weights.new_empty(4, self.panels, length, WIDTH)
+        gates = weights.view(4, self.hidden, length)
+        spread(gates_panels, self.panels, length * 64, gates.numpy(), made.numpy())
+        return made
+
+    def by_columns(self, weights: Tensor) -> Tensor:
+        """(4H, n) as panels of columns: (ceil(n / 16), 4H, 16)."""
+        panels = -(-weights.shape[1] // WIDTH)
+        made = weights.new_empty(panels, len(weights), WIDTH)
+        spread(hidden_panels, panels, self.hidden * 64, weights.numpy(), made.numpy())
+        return made
 
     def run(
         self,
@@ -177,15 +220,19 @@ class _Layer:
         write: bool = False,
     ) -> None:
         """Gates unless they are known, y if it is to be written, and cells if asked for; c becomes the state at the end."""
-        if self.to_gates is None and not known:
-            weights = self.w_hh.contiguous().view(4, self.hidden, self.hidden)
-            self.to_gates = self.x.new_empty(4, self.panels, self.hidden, WIDTH)
-            spread(
-                gates_panels, self.panels, self.hidden * 64, weights.numpy(), self.to_gates.numpy()
-            )
+        x = None
+        if not known:
+            rows = self.rows(first, last)
+            if self.to_gates is None:
+                self.to_gates = self.by_units(self.w_hh)
+                self.from_input = self.by_units(self.w_ih) if self.way.panels else None
+            if self.way.panels:
+                x = rows
+            else:
+                torch.mm(rows, self.w_ih.t(), out=gates.flatten(0, 1))
         self.together(
-            run_steps, _array(self.to_gates, 4), self.reverse, known, write, gates.numpy(), self.before(y, first, last).numpy(),
-            y[first:last].numpy(), c.numpy(), _array(cells),
+            run_steps, _array(self.to_gates, 4), self.reverse, known, write, _array(x, 2), _array(self.from_input, 4), self.bias.numpy(),
+            gates.numpy(), self.before(y, first, last).numpy(), y[first:last].numpy(), c.numpy(), _array(cells),
         )  # fmt: skip
 
     def run_back(
@@ -199,22 +246,15 @@ class _Layer:
         dh: Tensor,
         dc: Tensor,
         changes: Tensor,
+        db: Tensor | None,
     ) -> None:
-        """Gradients of the gates before their activation go into `changes`; dh and dc become those at the start of the stretch."""
+        """Gradients of the gates before their activation go into `changes` and are added to `db`; dh and dc become those at the start of the stretch."""
         if self.to_hidden is None:
-            weights = self.w_hh.contiguous()
-            self.to_hidden = self.x.new_empty(self.panels, 4 * self.hidden, WIDTH)
-            spread(
-                hidden_panels,
-                self.panels,
-                self.hidden * 64,
-                weights.numpy(),
-                self.to_hidden.numpy(),
-            )
+            self.to_hidden = self.by_columns(self.w_hh)
         arriving = None if grad_y is None else grad_y[first:last].contiguous()
         self.together(
             run_steps_back, self.to_hidden.numpy(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
-            _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(),
+            _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(), _array(db, 1),
         )  # fmt: skip
 
     def together(self, function: Any, *arguments: Any) -> None:
@@ -234,21 +274,38 @@ class _Sums:
         self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
         self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
         self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
+        self.w_panels = layer.by_columns(layer.w_ih) if needs[0] and layer.way.panels else None
         self.first = 0
         """Then 1: by how much what is there counts."""
 
     def add(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
+        add = self.by_panels if self.layer.way.panels else self.by_torch
+        add(changes, y, first, last)
+        self.first = 1
+
+    def by_panels(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
+        layer = self.layer
+        x, h = layer.rows(first, last), layer.before(y, first, last)
+        inputs = -(-x.shape[1] // WIDTH)
+        x_panels, h_panels = (
+            x.new_empty(panels, len(x), WIDTH) if wanted else None
+            for panels, wanted in ((inputs, self.needs[3]), (layer.panels, self.needs[4]))
+        )
+        dx = None if self.dx is None else self.dx[first:last].flatten(0, 1)
+        layer.together(
+            add_gradients, self.first > 0, layer.reverse, changes.numpy(), x.numpy(), h.numpy(), y[first:last].numpy(),
+            _array(self.w_panels), _array(x_panels), _array(h_panels), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
+        )  # fmt: skip
+
+    def by_torch(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
         layer, rows = self.layer, changes.flatten(0, 1)
         if self.dx is not None:
             torch.mm(rows, layer.w_ih, out=self.dx[first:last].flatten(0, 1))
         if self.dw_ih is not None:
-            self.dw_ih.addmm_(rows.t(), layer.x[first:last].flatten(0, 1), beta=self.first)
+            self.dw_ih.addmm_(rows.t(), layer.rows(first, last), beta=self.first)
         if self.dw_hh is not None:
             before = layer.all_before(y, first, last).flatten(0, 1)
             self.dw_hh.addmm_(rows.t(), before, beta=self.first)
-        if self.db is not None:
-            self.db += rows.sum(0)
-        self.first = 1
 
     def gradients(self, dh: Tensor, dc: Tensor) -> list[Tensor | None]:
         second = None if self.db is None else self.db.clone()

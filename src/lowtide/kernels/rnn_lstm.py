@@ -3,7 +3,8 @@
 The planner can then keep the workspace, or keep the layer's inputs and run the op again. The implementation is named in
 the graph (`kernel`), so that a plan cannot meet another one at run time than the one it was measured with:
 
-    "fused"   a compiled loop for float32 on CPU; workspace: some cell states, and the gates unless backward is to compute them again
+    "fused"   a compiled loop for float32 on CPU; workspace: some cell states, and the gates unless backward is to compute them again.
+              By default; `rnn_fused.Way` has names for the same loop with other sizes
     "onednn"  what eager trains with on CPU; workspace: opaque bytes, about 15 times y
     "loop"    ATen ops, any dtype and device, projections; workspace: the gates (T, B, 4H), 4 times y
 
@@ -51,9 +52,9 @@ def lstm_layer(
     """x (T, B, I) -> y (T, B, P), h_n (B, P), c_n (B, H), workspace."""
     if kernel == "onednn":
         return rnn_onednn.forward(x, h0, c0, w_ih, w_hh, b_ih, b_hh, reverse, keep)
-    if kernel == "fused":
+    if way := rnn_fused.Way.named(kernel):
         with torch.no_grad():
-            return rnn_fused.forward(x, h0, c0, w_ih, w_hh, b_ih, b_hh, reverse, keep)
+            return rnn_fused.forward(x, h0, c0, w_ih, w_hh, b_ih, b_hh, reverse, keep, way)
     with torch.no_grad():
         y, h_n, c_n, gates = rnn_loop.lstm_forward(x, h0, c0, w_ih, w_hh, b_ih, b_hh, w_hr, reverse)
     return y, h_n, c_n, gates if keep else gates.new_empty(0)
@@ -77,8 +78,8 @@ def _(
     if kernel == "onednn":
         size = rnn_onednn.workspace_bytes(x, c0.shape[1]) if keep else 0
         workspace = x.new_empty(size, dtype=torch.uint8)
-    elif kernel == "fused":
-        workspace = x.new_empty(rnn_fused.workspace_elements(x, c0.shape[1], keep))
+    elif way := rnn_fused.Way.named(kernel):
+        workspace = x.new_empty(rnn_fused.workspace_elements(x, c0.shape[1], keep, way))
     else:
         workspace = w_ih.new_empty((steps, batch, w_ih.shape[0]) if keep else 0)
     cells = torch.promote_types(w_ih.dtype, c0.dtype)
@@ -124,9 +125,9 @@ def lstm_layer_backward(
             grads, x, h0, c0, w_ih, w_hh, b_ih, b_hh, (y, h_n, c_n), workspace, reverse
         )
         results = [g if need else None for g, need in zip((*computed, None), needs, strict=True)]
-    elif kernel == "fused":
+    elif way := rnn_fused.Way.named(kernel):
         results = rnn_fused.backward(
-            grads, x, h0, c0, w_ih, w_hh, b_ih, b_hh, y, workspace, reverse, needs
+            grads, x, h0, c0, w_ih, w_hh, b_ih, b_hh, y, workspace, reverse, needs, way
         )
     else:
         results = rnn_loop.lstm_backward(

@@ -6,9 +6,9 @@ import numpy as np
 
 from lowtide.kernels.elementary import sigmoid, tanh
 from lowtide.kernels.loops import inline, loop, wait
-from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply
+from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply, multiply_across, scratch
 
-__all__ = ["gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
+__all__ = ["add_gradients", "gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
 
 _ONE = np.float32(1)
 
@@ -27,25 +27,35 @@ def hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
 
 @loop
 def run_steps(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, known, write, gates, h, y, c, cells
+    first, last, barrier, panels, reverse, known, write, x, x_panels, bias, gates, h, y, c, cells
 ):
+    """Where there is an x, the gates' part that comes from it is not in them yet."""
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
+    copied = scratch()
+    if x.size:
+        rows = gates.reshape(steps * batch, width)
+        for gate in range(4):
+            place = gate * hidden
+            multiply(x, x_panels[gate, own:end], False, rows, place + first, place + last, copied)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
             for gate in range(4):
                 place = gate * hidden
-                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last)
+                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last, copied)
         for b in range(batch):
             row = gates[t, b]
             i, f = row[first:last], row[hidden + first : hidden + last]
             g = row[2 * hidden + first : 2 * hidden + last]
             o = row[3 * hidden + first : 3 * hidden + last]
             if not known:
-                _activate(i, f, g, o)
+                _activate_sigmoid(i, bias[first:last])
+                _activate_sigmoid(f, bias[hidden + first : hidden + last])
+                _activate_tanh(g, bias[2 * hidden + first : 2 * hidden + last])
+                _activate_sigmoid(o, bias[3 * hidden + first : 3 * hidden + last])
             _next_cell(i, f, g, c[b, first:last])
             if write:
                 _output(o, c[b, first:last], y[t, b, first:last])
@@ -57,12 +67,12 @@ def run_steps(  # type: ignore[no-untyped-def]
 
 @loop
 def run_steps_back(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes
+    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes, db
 ):
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
-    squashed = np.empty(last - first, np.float32)
+    squashed, copied = np.empty(last - first, np.float32), scratch()
     for step in range(steps):
         t = step if reverse else steps - 1 - step
         before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
@@ -80,9 +90,43 @@ def run_steps_back(  # type: ignore[no-untyped-def]
                 i, f, g, before[b, first:last], dc[b, first:last], change[first:last],
                 change[hidden + first : hidden + last], change[2 * hidden + first : 2 * hidden + last],
             )  # fmt: skip
+            if db.size:
+                for place in range(first, width, hidden):
+                    _add(db[place : place + last - first], change[place : place + last - first])
         if barrier:
             wait(barrier)
-        multiply(changes[t], panels[own:end], False, dh, first, last)
+        multiply(changes[t], panels[own:end], False, dh, first, last, copied)
+
+
+@loop
+def add_gradients(  # type: ignore[no-untyped-def]
+    first, last, barrier, add, reverse, changes, x, h, y, w_panels, x_panels, h_panels, dx, dw_ih, dw_hh
+):
+    """Of x and of both weights, from those of the gates of some steps. What is not wanted is empty."""
+    steps, batch, width = changes.shape
+    hidden = width // 4
+    rows = changes.reshape(steps * batch, width)
+    own, end, all_units = first // WIDTH, -(-last // WIDTH), -(-hidden // WIDTH)
+    inputs = -(-x.shape[1] // WIDTH)
+    start, stop = inputs * own // all_units, inputs * end // all_units
+    columns, edge = start * WIDTH, min(stop * WIDTH, x.shape[1])
+    copied = scratch()
+    if dx.size and columns < edge:
+        multiply(rows, w_panels[start:stop], False, dx, columns, edge, copied)
+    if dw_ih.size and columns < edge:
+        copy_columns(x, columns, edge, x_panels[start:stop])
+    if dw_hh.size:
+        for step in range(steps):
+            t = steps - 1 - step if reverse else step
+            before = y[t + 1 if reverse else t - 1] if step else h
+            copy_columns(before, first, last, h_panels[own:end, t * batch : (t + 1) * batch])
+    if barrier:
+        wait(barrier)
+    for place in range(first, width, hidden):
+        if dw_ih.size:
+            multiply_across(rows, place, place + last - first, x_panels, add, dw_ih, copied)
+        if dw_hh.size:
+            multiply_across(rows, place, place + last - first, h_panels, add, dw_hh, copied)
 
 
 # Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
@@ -90,15 +134,15 @@ def run_steps_back(  # type: ignore[no-untyped-def]
 
 
 @inline
-def _activate(i, f, g, o):  # type: ignore[no-untyped-def]
-    for k in range(i.size):
-        i[k] = sigmoid(i[k])
-    for k in range(f.size):
-        f[k] = sigmoid(f[k])
-    for k in range(g.size):
-        g[k] = tanh(g[k])
-    for k in range(o.size):
-        o[k] = sigmoid(o[k])
+def _activate_sigmoid(gate, bias):  # type: ignore[no-untyped-def]
+    for k in range(gate.size):
+        gate[k] = sigmoid(gate[k] + bias[k])
+
+
+@inline
+def _activate_tanh(gate, bias):  # type: ignore[no-untyped-def]
+    for k in range(gate.size):
+        gate[k] = tanh(gate[k] + bias[k])
 
 
 @inline

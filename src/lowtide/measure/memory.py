@@ -8,7 +8,7 @@ that, the state is predicted by letting one of the same class and options update
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import nn
 
 from lowtide.ir.graph import Kind
 
-__all__ = ["held_by_kind", "held_storages", "model_device", "predicted_state_bytes"]
+__all__ = ["held_by_all", "held_by_kind", "held_storages", "model_device", "predicted_state_bytes"]
 
 log = logging.getLogger("lowtide")
 _NUMBERS = 1024
@@ -41,6 +41,28 @@ def held_by_kind(
     }
     if optimizer is not None and not held[Kind.OPTIMIZER]:
         held[Kind.OPTIMIZER] = predicted_state_bytes(optimizer)
+    return {str(kind): size for kind, size in held.items() if size}
+
+
+def held_by_all(
+    modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], *, predict: bool
+) -> dict[str, int]:
+    """The same for everything there is in a program but the batch, and gradients that exist with it. `predict`: a state that is not there
+    yet, too."""
+    seen: set[int] = set()
+    parameters = list({p for m in modules for p in m.parameters(recurse=False)})
+    things = {
+        Kind.PARAMETER: [p for p in parameters if p.requires_grad],
+        Kind.BUFFER: [p for p in parameters if not p.requires_grad]
+        + [b for m in modules for b in m.buffers(recurse=False)],
+        Kind.GRADIENT: [p.grad for p in parameters if p.grad is not None],
+    }
+    held = {k: sum(size for _, size in _storages(v, seen)) for k, v in things.items()}
+    state = 0
+    for optimizer in optimizers:
+        found = sum(s for _, s in _storages(pytree.tree_leaves(dict(optimizer.state)), seen))
+        state += found or (predicted_state_bytes(optimizer) if predict else 0)
+    held[Kind.OPTIMIZER] = state
     return {str(kind): size for kind, size in held.items() if size}
 
 

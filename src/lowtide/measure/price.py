@@ -24,6 +24,8 @@ __all__ = ["other_bits", "price"]
 
 _STATE_SECONDS = 5e-6
 """Reading or setting a generator's state: a few kilobytes copied."""
+_COPIES = ("lowtide.copy", "lowtide.copy_back")
+"""Into another layout, and back: of all else, the bits are compared."""
 _ALIKE = 1.1
 """Two measurements of one kernel differ by so much."""
 
@@ -34,9 +36,11 @@ def price(
     store: CostStore,
     progress: Callable[[int, int, int], None] | None = None,
     probed: Collection[str] = (),
+    *,
+    rounding: bool = False,
 ) -> Graph:
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
-    compared with the captured ones."""
+    compared with the captured ones, to the last bit but where `rounding` is allowed."""
     graph = without_formless(captured, graph)
     calls = {
         o.name: replace(_call(_form(captured, o)), made=graph.bytes_of(o.outputs))
@@ -44,25 +48,52 @@ def price(
         if _is_call(graph, o)
     }
     costs = measure_calls(list(calls.values()), store, progress=progress)
-    graph = graph.without(other_bits(captured, graph, graph.ops, store, probed))
+    other = other_bits(captured, graph, graph.ops, store, probed, rounding=rounding)
+    graph = graph.without(other)
+    graph = graph.without(_there_and_back(graph))
     priced = graph.with_ops(_priced(graph, o, calls, costs) for o in graph.ops)
     priced = priced.with_ops(_not_faster(priced))
     return priced.without(_outdone(priced))
 
 
 def other_bits(
-    captured: Captured, graph: Graph, ops: Iterable[Op], store: CostStore, probed: Collection[str]
+    captured: Captured,
+    graph: Graph,
+    ops: Iterable[Op],
+    store: CostStore,
+    probed: Collection[str],
+    *,
+    rounding: bool = False,
 ) -> set[str]:
     """Those of the ops, if they are of these rules, that do not give the captured op's bits on this device."""
     found: set[str] = set()
     for op in ops:
-        if op.rule in probed and set(op.outputs) <= set(graph.op[op.of].outputs):
+        if (
+            op.rule in probed
+            and op.target not in _COPIES
+            and set(op.outputs) <= set(graph.op[op.of].outputs)
+        ):
             plain, form, wanted = compared(captured, op)
             sink = graph.op[op.of]
             need = 3 * graph.bytes_of((*op.inputs, *op.outputs, *sink.inputs, *sink.outputs))
-            if not plain or not form or not same_bits(plain, form, wanted, _call, store, need):
+            if (
+                not plain
+                or not form
+                or not same_bits(plain, form, wanted, _call, store, need, rounding=rounding)
+            ):
                 found.add(op.name)
     return found
+
+
+def _there_and_back(graph: Graph) -> set[str]:
+    """Copies that nobody reads but to copy back."""
+    idle = {
+        op.outputs[0]
+        for op in graph.ops
+        if op.target == _COPIES[0]
+        and all(u.target == _COPIES[1] for u in graph.users[op.outputs[0]])
+    }
+    return {o.name for o in graph.ops if o.target in _COPIES and idle & {*o.inputs, *o.outputs}}
 
 
 def _outdone(graph: Graph) -> set[str]:
@@ -92,7 +123,7 @@ def _from_less(one: Op, other: Op) -> bool:
 def _not_faster(graph: Graph) -> Iterable[Op]:
     """Another form of an op is not faster than it: where measurements say so it is mostly noise, and a planner would find all of
     it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part. Whole
-    recurrent layers take long enough to be believed."""
+    recurrent layers take long enough to be believed, and a copy is no form of what made the original."""
     parts: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.rule == "split":
@@ -102,7 +133,8 @@ def _not_faster(graph: Graph) -> Iterable[Op]:
         factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
         least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        floor = 0.0 if op.rule == "recurrent" else least.get((op.of, op.outputs), 0.0)
+        free = op.rule == "recurrent" or op.target in _COPIES
+        floor = 0.0 if free else least.get((op.of, op.outputs), 0.0)
         yield replace(op, seconds=max(op.seconds, floor))
 
 
@@ -142,7 +174,7 @@ def _priced(graph: Graph, op: Op, calls: Mapping[str, Call], costs: Mapping[str,
 
 def _beside(graph: Graph, op: Op) -> int:
     """Bytes that a copy in place needs, which is not how it was measured: those of one sample."""
-    if not op.over or op.target not in ("lowtide.copy", "lowtide.copy_back"):
+    if not op.over or op.target not in _COPIES:
         return 0
     copied = graph.value[op.outputs[0]]
     return copied.bytes // max(copied.shape[0], 1)

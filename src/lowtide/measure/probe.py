@@ -1,7 +1,7 @@
 """Do two calls give the same bits on this device? Tried once, remembered with the costs.
 
-Goes in: a captured call and a rule's form of it, with the outputs both make. Comes out: whether these are equal to the bit, and
-laid out alike. What decides it is the order in which a kernel adds, which depends on sizes, threads and device but not on the
+Goes in: a captured call and a rule's form of it, with the outputs both make. Comes out: whether these are equal to the bit, or to
+rounding where that is allowed, and laid out alike. What decides it is the order in which a kernel adds, which depends on sizes, threads and device but not on the
 values; so runs on random values tell, and the answer has the same key as a measured time.
 """
 
@@ -40,13 +40,18 @@ def same_bits(
     call_of: Callable[[Form], Call],
     store: CostStore,
     need: int = 0,
+    *,
+    rounding: bool = False,
 ) -> bool:
-    """`need`: bytes that a trial may take."""
-    key = f"same bits, {_ENOUGH} numbers: {call_of(form).signature} and {call_of(plain).signature}"
+    """`need`: bytes that a trial may take. `rounding`: the last bits may differ."""
+    what = "same but for rounding" if rounding else "same bits"
+    key = f"{what}, {_ENOUGH} numbers: {call_of(form).signature} and {call_of(plain).signature}"
     known = store.get(key)
     if known is None:
         try:
-            known = Cost(0.0, 0, same_bits=_try(plain, form, wanted, need))
+            known = Cost(
+                0.0, 0, same_bits=_try(plain, form, wanted, need, _close if rounding else _equal)
+            )
         except Exception as error:  # whatever a kernel may raise for made-up values, or memory
             logger.debug("%s: could not be tried: %s", key, error)
             return False
@@ -54,7 +59,13 @@ def same_bits(
     return known.same_bits
 
 
-def _try(plain: Form, form: Form, wanted: Sequence[int | None], need: int) -> bool:
+def _try(
+    plain: Form,
+    form: Form,
+    wanted: Sequence[int | None],
+    need: int,
+    alike: Callable[[torch.Tensor, torch.Tensor], bool],
+) -> bool:
     """On one set of random values or, where few numbers come out, on many: two ways to add may agree on any one of them."""
     device = next(n.meta["val"].device for n in plain.args if isinstance(n, fx.Node))
     if need > available_bytes(device):
@@ -64,7 +75,7 @@ def _try(plain: Form, form: Form, wanted: Sequence[int | None], need: int) -> bo
         trials = trial = 1
         while trial <= min(trials, 3) or (trial <= trials and time.perf_counter() < until):
             pairs = _results(plain, form, wanted, trial)
-            if not all(_equal(*pair) for pair in pairs):
+            if not all(alike(*pair) for pair in pairs):
                 return False
             fewest = min((one.numel() for one, _ in pairs if one.numel()), default=_ENOUGH)
             trials = min(_MOST_TRIALS, -(-_ENOUGH // fewest))
@@ -113,7 +124,21 @@ def _element(made: Any, index: int | None) -> torch.Tensor:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Also where 0 and -0, or two NaNs, are compared."""
-    if one.stride() != other.stride() or one.dtype != other.dtype or one.shape != other.shape:
+    if not _laid_out_alike(one, other):
         return False
     flat = [torch.view_as_real(t) if t.is_complex() else t for t in (one, other)]
     return torch.equal(*(t.contiguous().flatten().view(torch.uint8) for t in flat))
+
+
+def _close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To half of the digits."""
+    if not _laid_out_alike(one, other):
+        return False
+    if not (one.is_floating_point() or one.is_complex()):
+        return torch.equal(one, other)
+    half = torch.finfo(one.dtype).eps ** 0.5
+    return bool((one - other).norm() <= half * one.norm())
+
+
+def _laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.stride(), one.dtype, one.shape) == (other.stride(), other.dtype, other.shape)

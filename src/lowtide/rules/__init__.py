@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lowtide.rules.activations import FromOutput, Statistics
 from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
-from lowtide.rules.convolution import ChannelsLast, SplitBackward, Transposed
+from lowtide.rules.channels import Channels
+from lowtide.rules.convolution import ChannelParts, ChannelsLast, SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
@@ -22,8 +23,10 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Masks(),
     FromOutput(),
     Statistics(),
+    Channels(),
     Pools(),
     ChannelsLast(),
+    ChannelParts(),
     SplitBackward(),
     Transposed(),
     Recurrent(),

@@ -59,7 +59,7 @@ class Rule(Protocol):
     @property
     def probed(self) -> bool:
         """Other kernels than the captured ones: exact only on devices where both give the same bits. That is looked up or tried
-        when the ops are priced, and what fails is not offered to the planner."""
+        when the ops are priced; elsewhere they count as rounding."""
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         """More makers for values of the graph."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.rules.base import Exactness, Proposal
-from lowtide.rules.smaller import encoded, kept_for_later
+from lowtide.rules.encoded import encoded, kept_for_later
 
 __all__ = ["Move"]
 

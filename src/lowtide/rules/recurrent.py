@@ -15,21 +15,21 @@ from dataclasses import dataclass, replace
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
 
-__all__ = ["Recurrent", "kept_numbers", "stretch"]
+__all__ = ["ROWS", "Recurrent", "kept_numbers", "stretch"]
 
-_ROWS = 1024
+ROWS = 1024
 """Of a GEMM over one stretch: enough for full speed."""
 _LAYER, _BACKWARD = "lowtide.lstm_layer.default", "lowtide.lstm_layer_backward.default"
 
 
-def stretch(steps: int, batch: int) -> int:
+def stretch(steps: int, batch: int, rows: int = ROWS) -> int:
     """Steps that backward goes through at a time. Of each but the first the cell state at its start is kept."""
-    return -(-steps // max(1, round(steps * batch / _ROWS)))
+    return -(-steps // max(1, round(steps * batch / rows)))
 
 
-def kept_numbers(steps: int, batch: int, hidden: int, gates: bool) -> int:
+def kept_numbers(steps: int, batch: int, hidden: int, gates: bool, rows: int = ROWS) -> int:
     """In the workspace of a layer."""
-    starts = (steps - 1) // stretch(steps, batch)
+    starts = (steps - 1) // stretch(steps, batch, rows)
     return (starts + (4 * steps if gates else 0)) * batch * hidden
 
 

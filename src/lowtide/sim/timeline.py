@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.graph import Graph, Kind, Value
 from lowtide.sim.memory import Copy, Timeline
 
-__all__ = ["KEPT", "WORKSPACE", "Row", "breakdown", "by_kind"]
+__all__ = ["KEPT", "WORKSPACE", "Row", "base_of", "breakdown", "by_kind"]
 
 KEPT = "activation kept"
 WORKSPACE = "op workspace"
@@ -34,7 +34,7 @@ def breakdown(timeline: Timeline, moment: int) -> tuple[Row, ...]:
     """What exists while this moment's op runs, largest first."""
     graph, now = timeline.graph, timeline.moments[moment]
     slot = timeline.slot(moment)
-    found = _base(graph)
+    found = base_of(graph)
     for copy in timeline.copies:
         if copy.born <= slot <= copy.last:
             value = graph.value[copy.storage]
@@ -56,7 +56,7 @@ def by_kind(timeline: Timeline) -> dict[str, tuple[int, ...]]:
         column[first] += size
         column[end] -= size
 
-    for (kind, _), size in _base(graph).items():
+    for (kind, _), size in base_of(graph).items():
         add(kind, 0, len(moments), size)
     for copy in timeline.copies:
         size = graph.value[copy.storage].bytes
@@ -68,14 +68,22 @@ def by_kind(timeline: Timeline) -> dict[str, tuple[int, ...]]:
     return {kind: column for kind, column in columns.items() if any(column)}
 
 
-def _base(graph: Graph) -> Counter[tuple[str, str]]:
+def base_of(graph: Graph) -> Counter[tuple[str, str]]:
+    """What the caller holds all step long: bytes by kind and layer."""
     found: Counter[tuple[str, str]] = Counter()
     for kind, size in graph.held.items():
         found[str(kind), ""] += size
     for name in dict.fromkeys(graph.storage(o.value) for o in graph.outside if o.owned):
         value = graph.value[name]
-        found[value.kind.value, value.layer] += value.bytes
+        found[value.kind.value, value.layer or _owner(graph, value)] += value.bytes
     return found
+
+
+def _owner(graph: Graph, value: Value) -> str:
+    """The layer of a parameter or buffer that says none: of the first op that reads it."""
+    if value.kind not in (Kind.PARAMETER, Kind.BUFFER):
+        return ""
+    return next((op.layer for op in graph.users[value.name] if op.layer), "")
 
 
 def _kind(graph: Graph, copy: Copy, segment: int) -> str:

@@ -17,20 +17,31 @@ from lowtide.capture.convert import Captured
 from lowtide.capture.forms import activations, convolutions, encodings, masks, recurrent, regions
 from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
-from lowtide.errors import GraphError
+from lowtide.errors import GraphError, OptionError
 from lowtide.ir.graph import Graph, Op
 from lowtide.kernels import layout
 from lowtide.kernels.masks import masked_over, scaled_over
 
-__all__ = ["Added", "Form", "compared", "form_of", "without_formless", "written_over"]
+__all__ = [
+    "Added",
+    "Form",
+    "FormOf",
+    "compared",
+    "form_of",
+    "teach",
+    "without_formless",
+    "written_over",
+]
 
 _FORMS: dict[str, FormOf] = {
     "split": convolutions.split,
     "transposed": convolutions.transposed_form,
     "channels_last": convolutions.channels_last,
+    "parts": convolutions.parts,
     "mask": masks.one_bit,
     "from_output": activations.from_output,
     "statistics": activations.from_statistics,
+    "channels": activations.by_channels,
     "pool": masks.pool,
     "slices": regions.slices,
     "summed": regions.summed,
@@ -39,15 +50,23 @@ _FORMS: dict[str, FormOf] = {
     "int8": encodings.quarter_bytes,
     "move": encodings.move,
 }
-"""By the name of the rule."""
+"""By the name of the rule; `teach` adds to them."""
 
 _OVER: dict[Any, Any] = {
     torch.ops.lowtide.masked.default: masked_over,
     torch.ops.lowtide.scaled.default: scaled_over,
     layout.channels_last: layout.channels_last_over,
     layout.channels_first: layout.channels_first_over,
+    layout.in_parts: layout.in_parts_over,
+    layout.whole: layout.whole_over,
 }
 """Ops of ours that write over what they read."""
+
+
+def teach(rule: str, form: FormOf) -> None:
+    """How the ops of a rule from outside run."""
+    if _FORMS.setdefault(rule, form) is not form:
+        raise OptionError(f"there is a rule called {rule!r} already: give yours another name")
 
 
 def form_of(captured: Captured, op: Op) -> Form | None:

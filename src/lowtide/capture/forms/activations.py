@@ -1,13 +1,14 @@
-"""Gradients from an activation's output, and a batch norm's output from its statistics."""
+"""Gradients from an activation's output, a batch norm's output from its statistics, and its gradients a few channels at a time."""
 
 from __future__ import annotations
 
 from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Form
 from lowtide.ir.graph import Op
+from lowtide.kernels.normalisation import gradients_by_channels
 from lowtide.kernels.statistics import normalised
 
-__all__ = ["from_output", "from_statistics"]
+__all__ = ["by_channels", "from_output", "from_statistics"]
 
 
 def from_output(captured: Captured, op: Op, plain: Form) -> Form | None:
@@ -26,3 +27,12 @@ def from_statistics(captured: Captured, op: Op, plain: Form) -> Form | None:
     if mean is None or rstd is None:
         return None
     return Form(normalised, (x, weight, bias, mean, rstd), {})
+
+
+def by_channels(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, given, *_, mask = plain.args
+    tensors = [node.meta["val"] for node in (gradient, given)]
+    known = all(type(t.shape[1]) is int for t in tensors)
+    if not known or not mask[0] or not all(t.is_contiguous() for t in tensors):
+        return None
+    return Form(gradients_by_channels, plain.args, {})

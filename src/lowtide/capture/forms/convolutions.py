@@ -9,9 +9,15 @@ from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Added, Form, gradient_mask
 from lowtide.ir.graph import Op
 from lowtide.kernels import layout
-from lowtide.kernels.convolution import input_gradient, output_padding, parameter_gradients
+from lowtide.kernels.convolution import (
+    input_gradient,
+    output_padding,
+    parameter_gradients,
+    parameter_gradients_by_parts,
+)
+from lowtide.rules.convolution import parts_of
 
-__all__ = ["channels_last", "split", "transposed_form"]
+__all__ = ["channels_last", "parts", "split", "transposed_form"]
 
 
 def split(captured: Captured, op: Op, plain: Form) -> Form:
@@ -54,3 +60,27 @@ def _copy(op: Op, node: fx.Node) -> Added | None:
     turned = Form(layout.channels_last, (node,), {})
     plain = Form(torch.ops.aten.clone.default, (node,), {"memory_format": torch.channels_last})
     return Added(f"{op.of}.{node.name}.{op.rule}", turned if tensor.is_contiguous() else plain)
+
+
+def parts(captured: Captured, op: Op, plain: Form) -> Form | None:
+    if op.target == "lowtide.copy_back":
+        original = captured.tensors[op.outputs[0]]
+        return Form(layout.whole, (Added(op.inputs[0], _part(original)),), {}) if _plain(original) else None  # fmt: skip
+    gradient, given, weight, sizes, *rest, _ = plain.args
+    transposed = rest[3]
+    if transposed or not _plain(gradient) or not _plain(given):
+        return None
+    if op.target == "lowtide.copy":
+        return _part(captured.tensors[op.inputs[0]])
+    copies = (Added(f"{op.of}.{n.name}.{op.rule}", _part(n)) for n in (gradient, given))
+    wanted = gradient_mask(captured, op, plain)
+    return Form(parameter_gradients_by_parts, (*copies, weight, sizes, *rest), {"wanted": wanted})
+
+
+def _plain(node: fx.Node) -> bool:
+    tensor = node.meta["val"]
+    return tensor.dim() == 4 and type(tensor.shape[1]) is int and tensor.is_contiguous()
+
+
+def _part(node: fx.Node) -> Form:
+    return Form(layout.in_parts, (node, parts_of(node.meta["val"].shape[1])), {})

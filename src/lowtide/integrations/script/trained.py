@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -60,8 +60,9 @@ class Watcher:
     def backward_begins(self, call: Call) -> None:
         """A gradient has reached what the call returned."""
 
-    def differentiated_twice(self) -> None:
-        """Gradients are about to be made with a graph of their own (`create_graph=True`)."""
+    def differentiating_twice(self) -> AbstractContextManager[object]:
+        """Entered while gradients are made with a graph of their own (`create_graph=True`)."""
+        return nullcontext()
 
     def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
         """It is not finished: its parameters and options are known when it first steps."""
@@ -163,9 +164,9 @@ class _Watched:
 
         def differentiate(*args: Any, **kwargs: Any) -> Any:
             wanted = kwargs.get("create_graph", len(args) > place and args[place])
-            if wanted and self.here():
-                self.watcher.differentiated_twice()
-            return original(*args, **kwargs)
+            twice = wanted and self.here()
+            with self.watcher.differentiating_twice() if twice else nullcontext():
+                return original(*args, **kwargs)
 
         return differentiate
 

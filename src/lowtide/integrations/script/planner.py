@@ -1,0 +1,374 @@
+"""How is a script's training planned while it runs? Survey, plan, check, and then out of the way.
+
+    look      The script runs as it is and is measured. Only where it matters: the budget is a share of that peak, or the script's
+              source speaks of `create_graph`, and a model whose gradients are differentiated again cannot be planned.
+    survey    Trained modules run under small, quick plans of their own, while it is seen which graphs run in which order, what is passed between
+              them, and what the code between them takes (`execute/rounds.py`).
+    check     They run the plan of whole rounds. If a measured peak is over the budget, it is planned again with what was learnt.
+    done      Nothing is watched any more. A new shape is planned when it comes.
+
+Each phase lasts until an optimizer has updated, so that gradients that accumulate and the optimizer's own memory are seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from lowtide.errors import BudgetError, VerificationError
+from lowtide.execute.caller import with_caller
+from lowtide.execute.fitting import make_session
+from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
+from lowtide.execute.session import Options, Session
+from lowtide.integrations.script.door import Door
+from lowtide.integrations.script.held import Holdings, OpenRound, given_bytes, left_bytes
+from lowtide.integrations.script.ranks import from_rank_0, largest
+from lowtide.integrations.script.sources import differentiates_twice
+from lowtide.integrations.script.trained import Call, Watcher
+from lowtide.ir.check import check_graph
+from lowtide.ir.graph import Graph, Kind
+from lowtide.ir.program import unplanned
+from lowtide.measure.memory import model_device
+from lowtide.measure.meter import Meter
+from lowtide.plan.plan import Plan
+from lowtide.sim.memory import simulate
+from lowtide.units import format_bytes
+
+__all__ = ["Phase", "Planner"]
+
+log = logging.getLogger("lowtide")
+
+_ROUNDS = 8
+"""A phase lasts no longer, even if no optimizer updates."""
+_CHECKS = 4
+"""How often it is planned again with what was learnt."""
+_SURVEYS = 4
+"""How often new modules may start it all over."""
+_CALLS = 32
+"""A round with a backward in it has no more calls than this: a script that retains its graphs never comes to rest."""
+
+
+class Phase(Enum):
+    LOOK = "look"
+    SURVEY = "survey"
+    CHECK = "check"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A surveyed round, and what was there when it was planned."""
+
+    round: Round
+    batch: frozenset[int]
+    left: int
+    """Bytes of what the graphs returned that the script still held when the next round began."""
+
+
+class Planner(Watcher):
+    def __init__(
+        self, options: Options, say: Callable[[str], None], *, exits: bool = False
+    ) -> None:
+        self.options, self.say, self.exits = options, say, exits
+        self.phase = Phase.LOOK
+        self.session: Session | None = None
+        self.meter = Meter(torch.device("cpu"))
+        self.modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.alone: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Modules that run as they were."""
+        self.holdings = Holdings()
+        self.stopped: BudgetError | None = None
+        self.failed = False
+        self.before: int | None = None
+        """The measured peak of the script as it is."""
+        self.after = 0
+        self.surveys = self.checks = 0
+        self.twice = self.again = False
+        self.rounds: dict[object, _Seen] = {}
+        self.wholes: list[Graph] = []
+        self.plans: list[Plan] = []
+        self.round: OpenRound | None = None
+        self.count = 0
+        """Rounds in this phase."""
+        self.calling: Call | None = None
+
+    # What is told.
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        self.holdings.add(optimizer)
+
+    def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        self.holdings.add(optimizer)
+        if self.round is not None and not self.holdings.counting:
+            self.round.updated = True
+
+    @contextmanager
+    def differentiating_twice(self) -> Iterator[None]:
+        self.twice = True
+        try:
+            yield
+        finally:
+            self.twice = False
+
+    def backward_begins(self, call: Call) -> None:
+        if self.round is not None:
+            self.round.backwards += 1
+        if self.twice and call.trains:
+            self.leave(call.module, "its gradients are differentiated again (create_graph=True)")
+
+    def call_begins(self, call: Call) -> None:
+        if not call.trains or call.module in self.alone or self.failed:
+            return
+        try:
+            self.prepare(call)
+        except BudgetError:
+            raise
+        except Exception as error:  # of ours: the script is not to suffer from it
+            log.exception("planning failed")
+            self.give_up(f"planning failed with {type(error).__name__}: {error}")
+
+    def prepare(self, call: Call) -> None:
+        if call.module not in self.modules and not self.may_plan(call.module):
+            return
+        self.calling = call
+        if self.phase is Phase.DONE and call.module in self.modules and not self.again:
+            return
+        if self.round is not None and self.is_over(self.round, call):
+            self.end_round(self.round)
+        if self.round is None:
+            self.begin_round(call)
+        if self.phase is not Phase.LOOK and call.module not in self.modules:
+            self.take(call.module)
+        if self.round is not None:
+            self.round.given(call)
+
+    def call_ends(self, call: Call, output: Any) -> None:
+        self.calling = None
+
+    def may_plan(self, module: nn.Module) -> bool:
+        if module._compiled_call_impl is None and not hasattr(module, "_torchdynamo_orig_callable"):
+            return True
+        self.leave(module, "it is compiled already")
+        return False
+
+    # Modules.
+
+    def take(self, module: nn.Module) -> None:
+        if self.surveys > _SURVEYS:
+            self.leave(module, "new modules came too often to plan them with the others")
+            return
+        self.modules.add(module)
+        if self.phase is not Phase.SURVEY:
+            self.again = True  # from the next round on; until then it is planned by itself
+        self.attach(module)
+
+    def attach(self, module: nn.Module) -> None:
+        assert self.session is not None
+        module._compiled_call_impl = Door(module, self.session, self.leave, self.stop)
+
+    def leave(self, module: nn.Module, why: str) -> None:
+        """It runs as it was from now on."""
+        if module in self.alone:
+            return
+        self.alone.add(module)
+        self.modules.discard(module)
+        if isinstance(module._compiled_call_impl, Door):
+            module._compiled_call_impl = None
+        self.say(f"{type(module).__name__} runs as it was, not planned: {why}")
+
+    def give_up(self, why: str) -> None:
+        self.failed = True
+        self.meter.stop()
+        self.round = None
+        if self.session is not None:
+            self.session.watch.survey = None
+        self.say(f"the script runs as it was, not planned: {why}")
+        self.close()
+
+    def stop(self, error: BudgetError) -> None:
+        """A script may well catch exceptions: it is left by its exit."""
+        self.stopped = error
+        raise SystemExit(error.exit_code) if self.exits else error
+
+    def close(self) -> None:
+        self.meter.stop()
+        for module in self.modules:
+            if isinstance(module._compiled_call_impl, Door):
+                module._compiled_call_impl = None
+
+    # Rounds.
+
+    def is_over(self, round: OpenRound, call: Call) -> bool:
+        if not round.backwards:
+            return False
+        if self.phase is Phase.LOOK or self.session is None:
+            return call.module is round.first()
+        return not self.session.watch.kept_bytes() or round.calls >= _CALLS
+
+    def begin_round(self, call: Call) -> None:
+        if self.session is None:
+            device = model_device(call.module)
+            self.meter = Meter(device)
+            self.session = make_session(self.options, device, self.held)
+            self.session.cautious = True
+            self.session.planning = self.meter_paused
+            if self.options.budget.fraction is None and not differentiates_twice():
+                self.phase = Phase.SURVEY
+        if self.again and self.phase in (Phase.CHECK, Phase.DONE):
+            self.survey_again()
+        if self.phase is Phase.DONE:
+            return
+        survey = OrderedSurvey(self.meter)
+        if self.phase is Phase.SURVEY:
+            self.session.watch.survey = survey
+        self.round = OpenRound(call.module, survey, self.holdings.by_kind(predict=False))
+        self.meter.start()
+
+    def end_round(self, open: OpenRound) -> None:
+        assert self.session is not None
+        peaks = self.meter.stop()
+        open.survey.step_ends()
+        self.session.watch.survey = None
+        held = {**open.held, str(Kind.BATCH): sum(open.batch.values())}
+        done = Round(open.survey, {k: v for k, v in held.items() if v}, peaks)
+        self.round = None
+        self.count += 1
+        over = open.updated or not self.holdings.optimizers or self.count >= _ROUNDS
+        if self.phase is Phase.LOOK:
+            self.before = max(self.before or 0, done.peak or 0)
+            self.phase, self.count = (Phase.SURVEY, 0) if over else (self.phase, self.count)
+        elif self.phase is Phase.SURVEY:
+            self.rounds[done.signature] = _Seen(
+                done, frozenset(open.batch), left_bytes(open.survey)
+            )
+            if over:
+                self.make_plans()
+        elif self.phase is Phase.CHECK:
+            self.check(done.peak, over)
+
+    def survey_again(self) -> None:
+        assert self.session is not None
+        self.again, self.phase, self.count = False, Phase.SURVEY, 0
+        self.surveys += 1
+        self.rounds.clear()
+        self.session.saved, self.session.more, self.session.cautious = None, (), True
+        self.attach_anew()
+
+    def attach_anew(self) -> None:
+        assert self.session is not None
+        self.session.begin()
+        for module in self.modules:
+            self.attach(module)
+
+    # Plans.
+
+    def make_plans(self) -> None:
+        assert self.session is not None
+        self.session.cautious = False
+        found = [self.whole(seen) for seen in self.rounds.values() if seen.round.survey.runs()]
+        self.rounds.clear()
+        if not found:  # no backward has come: keep looking
+            self.session.cautious, self.count = True, 0
+            return
+        self.wholes = sorted(found, key=_unplanned_peak, reverse=True)
+        if self.options.budget.fraction is not None:
+            before = self.before or _unplanned_peak(self.wholes[0])
+            self.session.fixed = int(before * self.options.budget.fraction)
+        self.plan()
+        self.phase, self.count = Phase.CHECK, 0
+
+    def whole(self, seen: _Seen) -> Graph:
+        """A round as one graph, with everything that is held and that the code between takes counted in."""
+        assert self.session is not None
+        then = dict(seen.round.held)
+        now, there = (
+            self.holdings.by_kind(predict=predict).get(Kind.OPTIMIZER, 0)
+            for predict in (True, False)
+        )
+        grown = max(0, there - then.get(Kind.OPTIMIZER, 0))
+        graph, program = round_graph(seen.round, seen.batch)
+        self.session.held = lambda: then
+        found = extras(seen.round, self.session.with_held(graph), program, grown)
+        log.info("a round of %d segments takes besides its graphs %s", len(graph.segments), found)
+        others = then.get(Kind.OTHER, 0) + seen.left
+        held = {**then, str(Kind.OPTIMIZER): now, str(Kind.OTHER): others}
+        self.session.held = lambda: held
+        whole = with_caller(self.session.with_held(graph), found.before, found.after)
+        self.session.held = self.held
+        self.session.learnt = max(self.session.learnt, found.inside)
+        waits = max((v for s, v in found.before.items() if _is_backward(graph, s)), default=0)
+        caller = self.session.caller
+        self.session.caller = (max(caller[0], waits), max(caller[1], found.after))
+        check_graph(whole)
+        return whole
+
+    def plan(self) -> None:
+        assert self.session is not None
+        session, wholes = self.session, self.wholes
+        try:
+            self.plans = from_rank_0(lambda: [session.plan_step(whole) for whole in wholes])
+        except BudgetError as error:
+            self.stop(error)
+        first, *more = self.plans
+        self.session.saved, self.session.more = first, tuple(more)
+        self.session.trusted, self.session.fixed = True, first.budget
+        self.after = 0
+        self.attach_anew()
+
+    def check(self, peak: int | None, over: bool) -> None:
+        assert self.session is not None
+        budget = self.plans[0].budget
+        peak = largest(peak or 0)
+        self.after = max(self.after, peak)
+        log.info("measured peak %s, budget %s", format_bytes(peak), format_bytes(budget))
+        if peak > budget:
+            self.checks += 1
+            if self.checks > _CHECKS:
+                self.stop(_still_over(peak, budget))
+            self.session.learnt += peak - budget + 4096
+            self.plan()
+            self.count = 0
+        elif over and (peak or self.count >= _ROUNDS):  # 0: the script's own profiler ran
+            self.phase = Phase.DONE
+
+    # What is held.
+
+    def held(self) -> Mapping[str, int]:
+        """For a graph that is planned by itself, in the middle of a call."""
+        batch = dict(self.round.batch) if self.round is not None else {}
+        if self.calling is not None and self.round is None:
+            batch = given_bytes(self.calling, frozenset())
+        return {**self.holdings.by_kind(predict=True), str(Kind.BATCH): sum(batch.values())}
+
+    @contextmanager
+    def meter_paused(self) -> Iterator[None]:
+        running = self.meter.running
+        self.meter.pause()
+        try:
+            yield
+        finally:
+            if running:
+                self.meter.resume()
+
+
+def _unplanned_peak(graph: Graph) -> int:
+    return simulate(graph, unplanned(graph)).peak
+
+
+def _is_backward(graph: Graph, segment: int) -> bool:
+    return graph.segments[segment].name.startswith("backward")
+
+
+def _still_over(peak: int, budget: int) -> VerificationError:
+    return VerificationError(
+        f"measured steps stayed {format_bytes(peak - budget)} over the budget in {_CHECKS} plans",
+        floor=peak,
+    )
