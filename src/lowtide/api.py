@@ -94,13 +94,21 @@ def profile(
     loss: Callable[..., torch.Tensor] | None = None,
     steps: int = 1,
     graph: bool = True,
+    fake: bool = False,
 ) -> Profile:
     """Run a step of `model` on a batch and say where its memory goes: which layer, which kind of data, which op and line.
 
     With an `optimizer` its update is part of the step; of several `steps` the last is shown, and the peaks of all. Parameters, buffers,
     gradients, the optimizer's state and random generators are left as they were found. With `graph` the step is also captured and
     priced, so that the profile can be planned; where that is not possible the profile says why.
+
+    With `fake` nothing runs: the step is captured on fake tensors and its costs are estimated, so that the model may be larger than this machine
+    (made on the meta device, or under torch's FakeTensorMode).
     """
+    if fake:
+        from lowtide.execute.faking import fake_profile
+
+        return fake_profile(model, args, kwargs or {}, optimizer, loss)
     from lowtide.execute.profiling import profile_step
 
     return profile_step(model, args, kwargs or {}, optimizer, loss, steps=steps, graph=graph)

@@ -37,6 +37,7 @@ FLAGS = {
         "--steps",
         "--go-on",
         "--no-graph",
+        "--fake",
         "-o --output",
         "-f --force",
     },

@@ -87,6 +87,9 @@ def test_a_script_is_observed_and_stopped(tmp_path: Path):
     assert [name for name, _ in found.phases] == ["forward", "backward", "optimizer"]
     assert {"0", "2"} <= {b.layer for b in found.blocks if b.kind == Kind.GRADIENT}
     assert "train.py:12" in {b.source for b in found.blocks}
+    state = sum(b.bytes for b in found.blocks if b.kind == Kind.OPTIMIZER)
+    weights = 4 * (64 * 256 + 256 + 256 * 8 + 8)
+    assert 2 * weights <= state <= 2 * weights + 100
     batch = sum(b.bytes for b in found.blocks if b.kind == Kind.BATCH)
     assert batch >= 512 * 64 * 4
     assert found.graph is None
@@ -118,6 +121,17 @@ def test_a_module_of_several_models_goes_on_to_its_end(tmp_path: Path):
     found = load(tmp_path / "two.profile.json")
     assert {b.layer for b in found.blocks if b.kind == Kind.PARAMETER} == {"Maker", "Judge"}
     assert "several models" in str(found)
+
+
+def test_a_script_whose_model_is_larger_than_the_machine(tmp_path: Path):
+    large = TRAIN.replace("256", "40_000_000").replace("sys.exit(7)", "")
+    done = profile(tmp_path, large, "--fake", "train.py")
+    assert done.returncode == 0, done.stderr
+    found = load(tmp_path / "train.profile.json")
+    assert found.estimated
+    assert found.peak > 100 * 2**30
+    assert "estimated, no device\nSequential: peak ~" in done.stdout
+    assert done.stdout.endswith("next: lowtide plan train.profile.json --budget 60%\n")
 
 
 def test_a_script_that_does_not_train(tmp_path: Path):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import lowtide
 from lowtide.errors import LowtideError, OptionError
@@ -65,8 +66,49 @@ def test_every_byte_of_the_peak_is_somebodys():
     assert found.peak == true_peak(model, args)
     assert sum(row.bytes for row in found.at_peak) == found.peak
     assert found.other_share == 0.0
+    assert Kind.OTHER not in found.by_kind
     assert max(size for _, size in found.points) == found.peak
     assert [name for name, _ in found.phases] == ["forward", "backward"]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x + 1)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (saved,) = ctx.saved_tensors
+        return 2 * gradient + 0 * saved
+
+
+class Unusual(nn.Module):
+    """A recurrent layer, checkpoints of both kinds, autocast, a function of its own, sparse gradients, writing in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 32, sparse=True)
+        self.rnn = nn.LSTM(32, 32)
+        self.inner = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+
+    def forward(self, words: Tensor) -> Tensor:
+        x, _ = self.rnn(self.table(words))
+        x = checkpoint(self.inner, x, use_reentrant=False)
+        x = checkpoint(self.inner, x, use_reentrant=True)
+        with torch.autocast("cpu"):
+            x = self.inner(x)
+        return Doubled.apply(x.float()).relu_().sum()
+
+
+def test_unusual_steps_add_up_too():
+    model, args = Unusual(), (torch.randint(0, 50, (12, 40)),)
+    model(*args).backward()  # gradients are there already, one of them sparse
+    found = profile(model, args)
+    assert found.peak == true_peak(model, args)
+    assert sum(row.bytes for row in found.at_peak) == found.peak
+    assert Kind.OTHER not in found.by_kind
+    assert {"rnn", "inner.0", "table"} <= {b.layer for b in found.blocks}
 
 
 def test_blocks_say_layer_op_and_line():
@@ -230,3 +272,13 @@ def test_wrong_calls():
         lowtide.profile(Net(), batch(), steps=0)
     with torch.profiler.profile(), pytest.raises(LowtideError, match="profiler runs"):
         lowtide.profile(Net(), batch())
+
+
+def test_sparse_gradients_of_the_step_before():
+    model, args = Unusual(), (torch.randint(0, 50, (12, 40)),)
+    model(*args).backward()
+    with Observation({"": model}, args) as seen:
+        seen.step()
+        model.zero_grad()
+        Step(model, args, {}, None)()
+    assert profile_of(seen, "Unusual").peak == true_peak(model, args)

@@ -29,6 +29,7 @@ class ProfileCommand:
         parser.add_argument("--steps", metavar="N", type=_count, default=1, help="observe N steps, show the last and all peaks (default: 1)")  # fmt: skip
         parser.add_argument("--go-on", action="store_true", help="let the script run to its end afterwards")  # fmt: skip
         parser.add_argument("--no-graph", action="store_true", help="do not capture and price the step for planning")  # fmt: skip
+        parser.add_argument("--fake", action="store_true", help="estimate without running: no memory for weights, no device")  # fmt: skip
         parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="where to write the profile")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite OUT if it exists")
         parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")  # fmt: skip
@@ -45,9 +46,12 @@ class ProfileCommand:
         # The script may go elsewhere.
         output = free_output(name, force=options.force).absolute()
         with _quiet_allocator():
-            from lowtide.integrations.script.observed import observe_script
+            from lowtide.integrations.script.observed import fake_script, observe_script
         with _stdout_kept(options.json):
-            done = observe_script(what, steps=options.steps, go_on=options.go_on, graph=not options.no_graph)  # fmt: skip
+            if options.fake:
+                done = fake_script(what)
+            else:
+                done = observe_script(what, steps=options.steps, go_on=options.go_on, graph=not options.no_graph)  # fmt: skip
         profile = done.profile
         if os.environ.get("RANK", "0") == "0":
             profile.save(output)

@@ -99,8 +99,6 @@ class Life:
     kind: str = ""
     """Where a mark told it."""
     backward: bool = False
-    updating: bool = False
-    """Made while the optimizer ran."""
     workspace: bool = False
     kept: bool = False
     encoded: bool = False
@@ -137,6 +135,8 @@ class Lives:
         """Made outside backward since the last one began."""
         self.steps: list[int] = []
         self.phases: list[tuple[str, int]] = []
+        self.updating = False
+        """An optimizer runs."""
         self.now = 0
         self.peaks: list[int] = []
 
@@ -200,17 +200,17 @@ class Lives:
         life = Life(event.address, event.bytes, event.time)
         frame = _maker(self.after_engine(stack))
         if frame is not None:
-            frame.makes.append(life)
-            life.op = frame.name
+            life.op = _label(frame.name)
+            if _is_op(frame.name):
+                frame.makes.append(life)
         life.backward = any(f.engine for f in stack)
-        life.updating = bool(self.phases) and self.phases[-1][0] == "optimizer"
         life.layer, life.source = self.origin(stack)
         node = self.running_node()
         if node is not None:
             life.encoded = node.encodes
         self.all.append(life)
         self.open[life.address] = life
-        if not life.backward and not life.updating:
+        if not life.backward and not self.updating:
             self.fresh.append(life)
         self.now += life.bytes
         if self.peaks:
@@ -245,6 +245,7 @@ class Lives:
             case Line(source):
                 self.line = source
             case Phase(name):
+                self.updating = name == "optimizer"
                 if not self.phases or self.phases[-1][0] != name:
                     self.phases.append((name, event.time))
             case Step():
@@ -280,6 +281,8 @@ class Lives:
             self.peaks = [peak + size for peak in self.peaks]
 
     def known(self, kind: str, layers: Mapping[int, str]) -> None:
+        if kind == Kind.OPTIMIZER:  # told when an update has ended
+            self.updating = False
         for address, layer in layers.items():
             life = self.open.get(address)
             if life is not None and not life.kind:
@@ -300,6 +303,13 @@ def _maker(frames: Sequence[_Frame]) -> _Frame | None:
             before = frames[index - 1] if index and only_allocates else frame
             return before if _is_op(before.name) else frame
     return frames[-1] if frames else None
+
+
+def _label(name: str) -> str:
+    """Of what is no op: a compiled graph, a node of ours, or what autograd or the user calls it."""
+    if name.startswith("##"):
+        return "compiled graph" if "CompiledFxGraph" in name else ""
+    return name
 
 
 @cache

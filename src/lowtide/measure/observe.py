@@ -3,7 +3,7 @@
     with Observation({"": model}, batch, [optimizer]) as seen:
         seen.step()
         loss = model(*batch); loss.backward(); optimizer.step()
-    seen.profile("Net")
+    profile_of(seen, "Net")         from measure/profiling.py
 
 Nothing is changed that decides how much memory the step takes: no tensor is held, no dispatch mode is active. Module hooks say which
 layer runs, a function mode says which line of the user's code does, and the optimizer's hooks say when gradients and state are where. Modules that
@@ -61,7 +61,7 @@ _current: Observation | None = None
 
 
 def observing() -> bool:
-    return _current is not None
+    return _current is not None and _current.recording is not None
 
 
 @contextmanager
@@ -99,10 +99,11 @@ class Observation:
         self.end = 0
         self.lives: Lives | None = None
         self._given = (dict(models), batch, list(optimizers))
-        self._stack = ExitStack()
+        self._stack, self._session = ExitStack(), ExitStack()
 
     def __enter__(self) -> Observation:
         global _current
+        self.recording = self._recorded = self._session.enter_context(recorded(self.device))
         models, batch, optimizers = self._given
         self._given = ({}, (), [])
         if not any(compiled_modules(m) for m in models.values()):
@@ -111,10 +112,9 @@ class Observation:
             self._stack.callback(lines.leave)
         for handle in (
             register_optimizer_step_pre_hook(lambda o, *_: self._update_begins(o)),
-            register_optimizer_step_post_hook(lambda o, *_: self._update_ends(o)),
+            register_optimizer_step_post_hook(lambda o, *_: self.note_state(o)),
         ):
             self._stack.callback(handle.remove)
-        self.recording = self._recorded = self._stack.enter_context(recorded(self.device))
         self._before, _current = _current, self
         for prefix, model in models.items():
             self.add(prefix, model)
@@ -125,11 +125,17 @@ class Observation:
 
     def __exit__(self, *error: object) -> None:
         global _current  # noqa: PLW0603
-        self.note_gradients()
-        self.mark(lambda: Phase("end"))
+        self.finish()
         _current = self._before
-        self.recording = None
-        self._stack.__exit__(None, None, None)
+        self._stack.close()
+
+    def finish(self) -> None:
+        """Stop recording. Hooks stay until the context is left: this may be called from one."""
+        if self.recording is not None:
+            self.note_gradients()
+            self.mark(lambda: Phase("end"))
+            self.recording = None
+            self._session.close()
 
     # Told by whoever runs the step.
 
@@ -144,14 +150,15 @@ class Observation:
     def note_batch(self, batch: Any) -> None:
         self._hold((tensor, Kind.BATCH, "") for tensor in _tensors(batch))
 
-    def _hold(self, found: Iterable[tuple[torch.Tensor, str, str]]) -> None:
+    def _hold(self, found: Iterable[_Found]) -> None:
         """A storage counts once, under the first kind that has it."""
         held: dict[int, tuple[int, str, str]] = {}
         for tensor, kind, layer in found:
-            for address, size in _storages(tensor):
-                held.setdefault(address, (size, kind, layer))
+            for storage in _storages(tensor):
+                address = storage.data_ptr()
+                held.setdefault(address, (storage.nbytes(), kind, layer))
                 if kind in (Kind.GRADIENT, Kind.BATCH):
-                    self.references[address] = StorageWeakRef(tensor.untyped_storage())
+                    self.references[address] = StorageWeakRef(storage)
         self.mark(lambda: Held(held))
 
     def step(self) -> None:
@@ -163,6 +170,9 @@ class Observation:
     def note_gradients(self) -> None:
         self.note_gone()
         self.mark(lambda: Known(Kind.GRADIENT, _layers(self._gradients())))
+
+    def note_state(self, optimizer: torch.optim.Optimizer) -> None:
+        self.mark(lambda: Known(Kind.OPTIMIZER, _layers(_state(optimizer, self.homes))))
 
     def note_gone(self) -> None:
         gone = [address for address, r in self.references.items() if r.expired()]
@@ -204,9 +214,6 @@ class Observation:
     def _update_begins(self, optimizer: torch.optim.Optimizer) -> None:
         self.note_gradients()
         self.mark(lambda: Phase("optimizer"))
-
-    def _update_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        self.mark(lambda: Known(Kind.OPTIMIZER, _layers(_state(optimizer, self.homes))))
 
     def _gradients(self) -> Iterator[_Found]:
         for model in self.models.values():
@@ -317,10 +324,10 @@ def _tensors(things: Any) -> list[torch.Tensor]:
 
 
 def _addresses(tensor: torch.Tensor) -> Iterator[int]:
-    return (address for address, _ in _storages(tensor))
+    return (storage.data_ptr() for storage in _storages(tensor))
 
 
-def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
+def _storages(tensor: torch.Tensor) -> Iterator[torch.UntypedStorage]:
     if tensor.layout is torch.sparse_coo:
         yield from _storages(tensor._indices())
         yield from _storages(tensor._values())
@@ -328,6 +335,6 @@ def _storages(tensor: torch.Tensor) -> Iterator[tuple[int, int]]:
     try:
         storage = tensor.untyped_storage()
         if storage.nbytes():
-            yield storage.data_ptr(), storage.nbytes()
+            yield storage
     except (NotImplementedError, RuntimeError):  # opaque, or a wrapper without memory of its own
         return

@@ -10,6 +10,7 @@ from collections import Counter
 
 import torch
 
+from lowtide.errors import LowtideError
 from lowtide.ir.graph import Kind
 from lowtide.measure.lives import Life, Lives
 from lowtide.measure.observe import Observation
@@ -21,7 +22,11 @@ __all__ = ["profile_of"]
 
 def profile_of(observation: Observation, model: str) -> Profile:
     lives = observation.analysed()
-    start = lives.steps[-1] if lives.steps else 0
+    if not lives.steps:
+        raise LowtideError(
+            "nothing was observed: has another torch profiler been started meanwhile?"
+        )
+    start = lives.steps[-1]
     end = max(observation.end, start + 1)
     seconds = (end - start) / 1e9
     environment = {
@@ -33,7 +38,7 @@ def profile_of(observation: Observation, model: str) -> Profile:
     return Profile(
         model=model,
         seconds=seconds,
-        peak=lives.peaks[-1] if lives.peaks else lives.now,
+        peak=lives.peaks[-1],
         blocks=_blocks(lives, start, end),
         phases=_phases(lives, start, end),
         peaks=tuple(lives.peaks),

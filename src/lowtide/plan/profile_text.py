@@ -85,7 +85,7 @@ def _layers(profile: Profile) -> Iterator[str]:
     for held in profile.at_peak:
         kinds.setdefault(held.layer, Counter())[held.kind] += held.bytes
     rows = fold_layers((layer, sum(found.values())) for layer, found in kinds.items())
-    outside = f"({profile.model} itself)"
+    outside = "(no layer)" if " + " in profile.model else f"({profile.model} itself)"
     wide = max((len(row.name or outside) for row in rows[:_LAYERS]), default=0)
     for row in rows[:_LAYERS]:
         parts: Counter[str] = Counter()

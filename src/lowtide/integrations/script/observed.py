@@ -3,26 +3,35 @@
 A step begins with a trained module's call and ends when every optimizer has updated and the next call begins; without optimizers,
 when a module is called again after its backward. Then the batch of that next call serves to capture the step for planning, and the script is
 stopped unless it is to go on. A compiled module's first call compiles, so observing starts with its second.
+
+`fake_script` runs nothing: the script's tensors are fake, and what its first training call would need is estimated.
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lowtide.errors import LowtideError, OptionError
+from lowtide.execute.faking import fake_profile
 from lowtide.execute.profiling import capture, with_graph
 from lowtide.integrations.script.launch import Launch, launch
 from lowtide.integrations.script.trained import Call, Watcher, watching
 from lowtide.ir.graph import Graph
+from lowtide.measure.memory import model_device
 from lowtide.measure.observe import Observation, compiled_modules
 from lowtide.measure.profiling import profile_of
 from lowtide.plan.profile import Profile
 
-__all__ = ["Observed", "observe_script"]
+__all__ = ["Observed", "fake_script", "observe_script"]
 
+log = logging.getLogger("lowtide")
 _CALLS = 64
 """A step has no more calls of trained modules than this, whatever its optimizers do."""
 
@@ -45,6 +54,18 @@ def observe_script(what: Launch, *, steps: int, go_on: bool, graph: bool) -> Obs
             ended = launch(what)
         finally:
             observer.close()
+    return _observed(observer, what, ended)
+
+
+def fake_script(what: Launch) -> Observed:
+    """Nothing is computed: the script makes fake tensors up to its first training step, which is captured."""
+    faker = _Faker()
+    with watching(faker), FakeTensorMode(allow_non_fake_inputs=True):
+        ended = launch(what)
+    return _observed(faker, what, ended)
+
+
+def _observed(observer: _Observer | _Faker, what: Launch, ended: SystemExit | None) -> Observed:
     if observer.failed is not None:
         raise observer.failed
     if observer.profile is None:
@@ -53,6 +74,30 @@ def observe_script(what: Launch, *, steps: int, go_on: bool, graph: bool) -> Obs
             "     try   lowtide.profile(model, (batch,)) in Python, with the model and a batch"
         )
     return Observed(observer.profile, None if isinstance(ended, _Enough) else ended)
+
+
+class _Faker(Watcher):
+    def __init__(self) -> None:
+        self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.profile: Profile | None = None
+        self.failed: LowtideError | None = None
+
+    def optimizer_made(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizers.add(optimizer)
+
+    def call_begins(self, call: Call) -> None:
+        if not call.trains:
+            return
+        mine = [o for o in self.optimizers if _updates(o, call.module)]
+        optimizer = mine[0] if len(mine) == 1 else None
+        device = "cpu" if model_device(call.module).type in ("cpu", "meta") else "cuda"
+        try:
+            self.profile = fake_profile(
+                call.module, call.args, call.kwargs, optimizer, None, device
+            )
+        except LowtideError as error:
+            self.failed = error
+        raise _Enough(0)
 
 
 class _Observer(Watcher):
@@ -77,24 +122,40 @@ class _Observer(Watcher):
     def update_ends(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizers.add(optimizer)
         self.updated.add(optimizer)
+        if self.seen is not None and self.count == self.steps and self.is_over():
+            with self.survived():
+                self.seen.note_state(optimizer)
+                self.seen.finish()
 
     def backward_begins(self, call: Call) -> None:
         self.backward = True
 
     def call_begins(self, call: Call) -> None:
-        if self.profile is None and self.failed is None and call.trains:
-            try:
+        if not call.trains:
+            return
+        if self.profile is None and self.failed is None:
+            with self.survived():
                 self.observe(call)
-            except LowtideError as error:
-                self.failed = error
+        self.add_graph(call)
         if self.failed is not None or (self.profile is not None and not self.go_on):
             raise _Enough(0)
 
+    @contextmanager
+    def survived(self) -> Iterator[None]:
+        """What goes wrong in observing is not the script's: it is said at the end."""
+        try:
+            yield
+        except LowtideError as error:
+            self.failed = error
+        except Exception as error:
+            log.exception("observing failed")
+            self.failed = LowtideError(f"observing failed with {type(error).__name__}: {error}")
+
     def observe(self, call: Call) -> None:
-        if self.seen is None:
+        if self.seen is None and self.count == 0:
             if not (compiled_modules(call.module) and call.number == 0):
                 self.start(call)
-        elif self.is_over():
+        elif self.seen is not None and self.is_over():
             self.next_step(call)
         if self.seen is not None and id(call.module) not in self.names:
             self.seen.add(self.name(call), call.module)
@@ -126,7 +187,11 @@ class _Observer(Watcher):
             self.begin_step()
             return
         self.end()
-        if self.graph and self.profile is not None:
+
+    def add_graph(self, call: Call) -> None:
+        """From the batch of the next step's call."""
+        if self.graph and self.profile is not None and self.profile.graph is None:
+            self.graph = False
             self.profile = with_graph(self.profile, lambda: self.captured(call))
 
     def captured(self, call: Call) -> Graph:
@@ -150,8 +215,9 @@ class _Observer(Watcher):
 
     def close(self) -> None:
         """The script has ended, however it did."""
-        self.end()
-        if self.profile is not None and self.profile.graph is None and self.graph:
+        with self.survived():
+            self.end()
+        if self.graph and self.profile is not None:
             why = {
                 "not captured": "the script ended with its first step",
                 **self.profile.environment,
