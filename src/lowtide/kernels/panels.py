@@ -142,7 +142,12 @@ def _turner() -> Any:
                 return builder.inttoptr(builder.add(base, offset), kind)
 
             rows = [builder.load(at(source, builder.mul(step, ir.Constant(long, r))), align=4) for r in range(WIDTH)]  # fmt: skip
-            for size in (1, 2, 4, 8):  # blocks of so many change places with those across the diagonal
+            for size in (
+                1,
+                2,
+                4,
+                8,
+            ):  # blocks of so many change places with those across the diagonal
                 upper = [j if not j & size else WIDTH + j - size for j in range(WIDTH)]
                 lower = [j + size if not j & size else WIDTH + j for j in range(WIDTH)]
                 masks = [ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), m) for m in (upper, lower)]  # fmt: skip
@@ -245,20 +250,25 @@ def scratch():  # type: ignore[no-untyped-def]
 
 
 @inline
-def multiply(a, panels, add, c, first, last, copied):  # type: ignore[no-untyped-def]
-    """Columns first to last of c = a @ panels, plus c if `add`. `copied` is `scratch()`."""
+def multiply(a, panels, gap, add, c, first, last, copied):  # type: ignore[no-untyped-def]
+    """Columns first to last of c = a @ panels, plus c if `add`; for several groups of panels, `gap` columns apart. `copied` is `scratch()`."""
     rows, length = a.shape
-    done = rows // WIDTH * WIDTH if WIDE and panels.shape[0] >= _WORTH else 0
+    groups = panels.shape[0]
+    done = rows // WIDTH * WIDTH if WIDE and groups * panels.shape[1] >= _WORTH else 0
     for start in range(0, length if done else 0, _COPIED):
         count = min(_COPIED, length - start)
         for top in range(0, done, _BLOCK):
             bottom = min(top + _BLOCK, done)
             _gather_rows(a, start, count, top, bottom, copied)
-            _multiply_copied(
-                copied, count, top, bottom, panels, length, start, add or start > 0, c, first, last
-            )
+            for group in range(groups):
+                _multiply_copied(
+                    copied, count, top, bottom, panels[group], length, start, add or start > 0, c,
+                    group * gap + first, group * gap + last,
+                )  # fmt: skip
     if done < rows:
-        _multiply_plain(a, done, panels, add, c, first, last)
+        for group in range(groups):
+            place = group * gap
+            _multiply_plain(a, done, panels[group], add, c, place + first, place + last)
 
 
 @inline
