@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from lowtide.cli.answer import Answer, working
+from lowtide.cli.bench_echo import bench_echo, echo_options
 from lowtide.cli.bench_lstm import bench_lstm
 from lowtide.cli.bench_peers import bench_peers, peers_options
 from lowtide.cli.bench_planner import bench_planner, planner_options
@@ -36,18 +37,27 @@ class BenchCommand:
     lstm: lowtide.nn.LSTM against torch's, over batches, widths, layers and lengths: time of a step, beside the matrix products that it
     cannot do without, and bytes kept for backward. A page and its data go to the folder -o.
 
+    echo: the Echo paper's models (tbd, groundhog, lm_650, lm_200, deepspeech) in eager mode, with Chen's and Echo's recomputation and with
+    Lowtide, at the paper's batch, at twice that and at the best within the eager step's peak: where the bytes lie, and samples per second.
+    --scale 0.5 halves all widths. A page, its data and a picture go to the folder -o.
+
     Ctrl-C keeps what is done.
     """
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", choices=tuple(_BENCHES))
         parser.add_argument("--seconds", metavar="S", type=float, help="for each plan (monet, scale: 60; peers: 30; planner: 10; rules: 5)")  # fmt: skip
-        parser.add_argument("--models", metavar="A,B", help="planner, peers, rules: default all")
-        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers, rules, lstm: a folder")  # fmt: skip
+        parser.add_argument(
+            "--models", metavar="A,B", help="planner, peers, rules, echo: default all"
+        )
+        parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="planner, peers, rules, lstm, echo: a folder")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite what is in OUT")
         _monet_options(parser.add_argument_group("monet"))
         planner_options(parser.add_argument_group("planner"))
-        peers_options(parser.add_argument_group("peers, rules, lstm"))
+        peers_options(parser.add_argument_group("peers, rules, lstm, echo"))
+        echo_options(
+            parser.add_argument_group("echo (and --scale X, a multiple of the paper's widths)")
+        )
 
     def run(self, options: argparse.Namespace) -> Answer:
         if options.seconds is not None and not options.seconds > 0:
@@ -102,4 +112,5 @@ _BENCHES = {
     "peers": bench_peers,
     "rules": bench_rules,
     "lstm": bench_lstm,
+    "echo": bench_echo,
 }

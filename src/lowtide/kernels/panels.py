@@ -56,14 +56,14 @@ _ZERO = np.float32(0)
 
 
 def _tile(rows: int) -> Any:
-    """c[rows, 16] = a[rows, k] @ panel, plus c if `add`. Addresses are integers; rows and columns of a, and rows of c, are so many bytes apart."""
+    """c[rows, 16] = a[rows, k] @ panel, plus c if `add`. Addresses are integers; rows and columns of a, rows of c, and panels are so many bytes apart."""
 
     @intrinsic  # type: ignore[untyped-decorator]
     def tile(
-        _: Any, add: Any, a: Any, a_row: Any, a_step: Any, panel: Any, count: Any, c: Any, c_step: Any
+        _: Any, add: Any, a: Any, a_row: Any, a_step: Any, panel: Any, after: Any, count: Any, c: Any, c_step: Any
     ) -> Any:  # fmt: skip
         def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            add, a, a_row, a_step, panel, count, c, c_step = arguments
+            add, a, a_row, a_step, panel, after, count, c, c_step = arguments
             number, long = ir.FloatType(), ir.IntType(64)
             vector = ir.VectorType(number, WIDTH)
             kind = ir.FunctionType(vector, [vector] * 3)
@@ -90,6 +90,10 @@ def _tile(rows: int) -> Any:
                 builder.store(ir.Constant(vector, [0.0] * WIDTH), sums[row])
             with cgutils.for_range(builder, count) as loop:
                 weights = builder.load(at(panel, times(loop.index, 4 * WIDTH), vector), align=4)
+                # The panel after this one may be far away: into the second nearest cache with it, to read.
+                there = builder.add(after, times(loop.index, 4 * WIDTH))
+                hints = [ir.Constant(ir.IntType(32), n) for n in (0, 2, 1)]
+                builder.call(ready, [at(panel, there, ir.IntType(8)), *hints])
                 column = builder.mul(loop.index, a_step)
                 for row in range(rows):
                     place = builder.add(times(a_row, row), column)
@@ -108,7 +112,7 @@ def _tile(rows: int) -> Any:
                 builder.store(builder.load(total), place, align=4)
             return context.get_dummy_value()
 
-        return types.void(types.boolean, *[types.int64] * 7), generate
+        return types.void(types.boolean, *[types.int64] * 8), generate
 
     return tile
 
@@ -142,7 +146,12 @@ def _turner() -> Any:
                 return builder.inttoptr(builder.add(base, offset), kind)
 
             rows = [builder.load(at(source, builder.mul(step, ir.Constant(long, r))), align=4) for r in range(WIDTH)]  # fmt: skip
-            for size in (1, 2, 4, 8):  # blocks of so many change places with those across the diagonal
+            for size in (
+                1,
+                2,
+                4,
+                8,
+            ):  # blocks of so many change places with those across the diagonal
                 upper = [j if not j & size else WIDTH + j - size for j in range(WIDTH)]
                 lower = [j + size if not j & size else WIDTH + j for j in range(WIDTH)]
                 masks = [ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), m) for m in (upper, lower)]  # fmt: skip
@@ -199,23 +208,23 @@ def copy_columns(weights, first, last, panels):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _one(rows, add, a, a_row, panel, count, c, c_step):  # type: ignore[no-untyped-def]
+def _one(rows, add, a, a_row, panel, after, count, c, c_step):  # type: ignore[no-untyped-def]
     if rows == 8:
-        _8(add, a, a_row, 4, panel, count, c, c_step)
+        _8(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 7:
-        _7(add, a, a_row, 4, panel, count, c, c_step)
+        _7(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 6:
-        _6(add, a, a_row, 4, panel, count, c, c_step)
+        _6(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 5:
-        _5(add, a, a_row, 4, panel, count, c, c_step)
+        _5(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 4:
-        _4(add, a, a_row, 4, panel, count, c, c_step)
+        _4(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 3:
-        _3(add, a, a_row, 4, panel, count, c, c_step)
+        _3(add, a, a_row, 4, panel, after, count, c, c_step)
     elif rows == 2:
-        _2(add, a, a_row, 4, panel, count, c, c_step)
+        _2(add, a, a_row, 4, panel, after, count, c, c_step)
     else:
-        _1(add, a, a_row, 4, panel, count, c, c_step)
+        _1(add, a, a_row, 4, panel, after, count, c, c_step)
 
 
 @inline
@@ -228,13 +237,13 @@ def _take(edge, rows, width, add, c, row, column):  # type: ignore[no-untyped-de
 
 
 @inline
-def _put(rows, more, a, a_row, panel, count, c, row, column, width, edge):  # type: ignore[no-untyped-def]
+def _put(rows, more, a, a_row, panel, after, count, c, row, column, width, edge):  # type: ignore[no-untyped-def]
     """One tile of c; of the last panel only the columns that there are."""
     if width == WIDTH:
         to = c.ctypes.data + (row * c.shape[1] + column) * 4
-        _one(rows, more, a, a_row, panel, count, to, 4 * c.shape[1])
+        _one(rows, more, a, a_row, panel, after, count, to, 4 * c.shape[1])
     else:
-        _one(rows, False, a, a_row, panel, count, edge.ctypes.data, 4 * WIDTH)
+        _one(rows, False, a, a_row, panel, after, count, edge.ctypes.data, 4 * WIDTH)
         _take(edge, rows, width, more, c, row, column)
 
 
@@ -245,20 +254,25 @@ def scratch():  # type: ignore[no-untyped-def]
 
 
 @inline
-def multiply(a, panels, add, c, first, last, copied):  # type: ignore[no-untyped-def]
-    """Columns first to last of c = a @ panels, plus c if `add`. `copied` is `scratch()`."""
+def multiply(a, panels, gap, add, c, first, last, copied):  # type: ignore[no-untyped-def]
+    """Columns first to last of c = a @ panels, plus c if `add`; for several groups of panels, `gap` columns apart. `copied` is `scratch()`."""
     rows, length = a.shape
-    done = rows // WIDTH * WIDTH if WIDE and panels.shape[0] >= _WORTH else 0
+    groups = panels.shape[0]
+    done = rows // WIDTH * WIDTH if WIDE and groups * panels.shape[1] >= _WORTH else 0
     for start in range(0, length if done else 0, _COPIED):
         count = min(_COPIED, length - start)
         for top in range(0, done, _BLOCK):
             bottom = min(top + _BLOCK, done)
             _gather_rows(a, start, count, top, bottom, copied)
-            _multiply_copied(
-                copied, count, top, bottom, panels, length, start, add or start > 0, c, first, last
-            )
+            for group in range(groups):
+                _multiply_copied(
+                    copied, count, top, bottom, panels[group], length, start, add or start > 0, c,
+                    group * gap + first, group * gap + last,
+                )  # fmt: skip
     if done < rows:
-        _multiply_plain(a, done, panels, add, c, first, last)
+        for group in range(groups):
+            place = group * gap
+            _multiply_plain(a, done, panels[group], add, c, place + first, place + last)
 
 
 @inline
@@ -291,7 +305,7 @@ def _multiply_plain(a, top, panels, add, c, first, last):  # type: ignore[no-unt
                 row, end = top + rows * tile // tiles, top + rows * (tile + 1) // tiles
                 here = a.ctypes.data + row * step + start * 4
                 _put(
-                    end - row, add or start > 0, here, step, there, count, c, row, column,
+                    end - row, add or start > 0, here, step, there, 4 * WIDTH * length, count, c, row, column,
                     min(WIDTH, last - column), edge,
                 )  # fmt: skip
 
@@ -309,12 +323,32 @@ def _multiply_copied(copied, count, top, bottom, panels, length, start, add, c, 
             row = top + tile * WIDTH
             if width == WIDTH and row + WIDTH <= bottom:
                 to = c.ctypes.data + (row * c.shape[1] + column) * 4
-                _16(add, here, 4, 4 * WIDTH, there, count, to, 4 * c.shape[1])
+                _16(add, here, 4, 4 * WIDTH, there, 4 * WIDTH * length, count, to, 4 * c.shape[1])
             else:
                 if bottom - row > 8:
-                    _16(False, here, 4, 4 * WIDTH, there, count, edge.ctypes.data, 4 * WIDTH)
+                    _16(
+                        False,
+                        here,
+                        4,
+                        4 * WIDTH,
+                        there,
+                        4 * WIDTH * length,
+                        count,
+                        edge.ctypes.data,
+                        4 * WIDTH,
+                    )
                 else:
-                    _8(False, here, 4, 4 * WIDTH, there, count, edge.ctypes.data, 4 * WIDTH)
+                    _8(
+                        False,
+                        here,
+                        4,
+                        4 * WIDTH,
+                        there,
+                        4 * WIDTH * length,
+                        count,
+                        edge.ctypes.data,
+                        4 * WIDTH,
+                    )
                 _take(edge, min(WIDTH, bottom - row), width, add, c, row, column)
 
 

@@ -70,10 +70,11 @@ def gru(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    keep: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """`torch.gru`: y, h_n."""
+    """`torch.gru`: y, h_n. It can do without keeping its gates."""
     weights = _by_layer(params, has_biases, False)
-    keep = _wants_gradient(input, hx, *params)
+    keep = keep and _wants_gradient(input, hx, *params)
 
     def cell(x: Tensor, index: int, reverse: bool) -> tuple[Tensor, ...]:
         h = hx[index]

@@ -58,7 +58,7 @@ class Way:
         match kernel.split():
             case ["fused"]:
                 return Way()
-            case ["fused", products, rows]:
+            case ["fused", ("panels" | "torch") as products, rows] if rows.isdecimal():
                 return Way(products == "panels", int(rows))
         return None
 
@@ -83,7 +83,7 @@ def forward(
     b_hh: Tensor | None,
     reverse: bool,
     keep: bool,
-    way: Way = Way(),  # noqa: B008  (a frozen value)
+    way: Way = Way(),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, c_n and the workspace, with the gates if `keep`."""
     layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse, way)
@@ -114,7 +114,7 @@ def backward(
     workspace: Tensor,
     reverse: bool,
     needs: Sequence[bool],
-    way: Way = Way(),  # noqa: B008  (a frozen value)
+    way: Way = Way(),
 ) -> list[Tensor | None]:
     """Gradients of x, h0, c0, w_ih, w_hh, b_ih, b_hh, and None for the projection; None where not needed."""
     grad_y, grad_h, grad_c = grads
@@ -129,7 +129,9 @@ def backward(
         start = c0.contiguous() if number == 0 else starts[number - 1]
         part = gates[first:last] if again is None else again[:steps]
         layer.run(part, y, first, last, start.clone(), cells[:steps], known=again is None)
-        layer.run_back(part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps], sums.db)
+        layer.run_back(
+            part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps], sums.db
+        )
         sums.add(changes[:steps], y, first, last)
     return sums.gradients(dh, dc)
 
@@ -201,11 +203,11 @@ class _Layer:
         return made
 
     def by_columns(self, weights: Tensor) -> Tensor:
-        """(4H, n) as panels of columns: (ceil(n / 16), 4H, 16)."""
+        """(4H, n) as panels of columns: (1, ceil(n / 16), 4H, 16)."""
         panels = -(-weights.shape[1] // WIDTH)
         made = weights.new_empty(panels, len(weights), WIDTH)
         spread(hidden_panels, panels, self.hidden * 64, weights.numpy(), made.numpy())
-        return made
+        return made.unsqueeze(0)
 
     def run(
         self,
@@ -294,7 +296,7 @@ class _Sums:
         dx = None if self.dx is None else self.dx[first:last].flatten(0, 1)
         layer.together(
             add_gradients, self.first > 0, layer.reverse, changes.numpy(), x.numpy(), h.numpy(), y[first:last].numpy(),
-            _array(self.w_panels), _array(x_panels), _array(h_panels), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
+            _array(self.w_panels, 4), _array(x_panels), _array(h_panels), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
         )  # fmt: skip
 
     def by_torch(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:

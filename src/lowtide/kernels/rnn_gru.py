@@ -4,7 +4,7 @@ Both are loops of ATen ops (eager on CPU has no fused kernel for them either). T
 (T, B, 4H): its three gates and the hidden part of the new gate. The RNN needs none, because the derivatives of tanh and
 relu are functions of y.
 
-As in `rnn_lstm`: `keep=False` leaves the workspace empty, an unused output has None for its gradient, and `needs` says
+As in `rnn_lstm`: `keep=False` leaves the workspace empty (backward then computes it again from y, all steps at once), an unused output has None for its gradient, and `needs` says
 which of the six gradients (x, h0, w_ih, w_hh, b_ih, b_hh) to return.
 """
 
@@ -81,6 +81,9 @@ def gru_layer_backward(
     needs: list[bool],
 ) -> tuple[Tensor, ...]:
     """Gradients of x, h0, w_ih, w_hh, b_ih, b_hh."""
+    if workspace.numel() == 0:
+        before = rnn_loop.states_before(y, h0, reverse)
+        workspace = rnn_loop.gru_gates(x, before, w_ih, w_hh, b_ih, b_hh)
     grads = rnn_loop.gru_backward((grad_y, grad_h), x, h0, w_ih, w_hh, y, workspace, reverse, needs)
     return tuple(x.new_empty(0) if g is None else g for g in grads)
 

@@ -162,6 +162,31 @@ def gru_forward(
     return y, h.clone(), work
 
 
+def gru_gates(
+    x: Tensor,
+    before: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+) -> Tensor:
+    """The workspace again, of all steps at once, from the hidden states before them (T, B, H)."""
+    hidden = w_hh.shape[1]
+    work = _input_gates(x, w_ih, b_ih, 4 * hidden)
+    hgates = _affine(before.to(work.dtype).flatten(0, 1), w_hh, b_hh).view(*x.shape[:2], -1)
+    r, _, n, from_h = work.chunk(4, 2)
+    work[..., : 2 * hidden].add_(hgates[..., : 2 * hidden]).sigmoid_()
+    from_h.copy_(hgates[..., 2 * hidden :])
+    n.addcmul_(r, from_h).tanh_()
+    return work
+
+
+def states_before(y: Tensor, h0: Tensor, reverse: bool) -> Tensor:
+    """The hidden state before every step."""
+    first = h0.to(y.dtype).unsqueeze(0)
+    return torch.cat([y[1:], first] if reverse else [first, y[:-1]])
+
+
 def gru_backward(
     grads: tuple[Tensor | None, Tensor | None],
     x: Tensor,
@@ -183,7 +208,7 @@ def gru_backward(
     _tanh_backward_to(1 - z, n, grad_input=to_n)
     torch.mul(to_n, r, out=to_from_h)
     _sigmoid_backward_to(to_n * from_h, r, grad_input=to_r)
-    before = _before(y, h0, reverse)
+    before = states_before(y, h0, reverse)
     _sigmoid_backward_to(before - n, z, grad_input=to_z)
     dh = torch.zeros_like(h0) if grad_h is None else grad_h
     for t in reversed(_steps(x, reverse)):
@@ -265,7 +290,7 @@ def _parameter_grads(
     dw_ih = torch.mm(flat.t(), x.flatten(0, 1)) if wanted[1] else None
     dw_hh = None
     if wanted[2]:
-        dw_hh = torch.mm(flat.t(), _before(y, h0, reverse).to(flat.dtype).flatten(0, 1))
+        dw_hh = torch.mm(flat.t(), states_before(y, h0, reverse).to(flat.dtype).flatten(0, 1))
     return dx, dw_ih, dw_hh, flat.sum(0) if wanted[3] else None
 
 
@@ -299,12 +324,6 @@ def _outputs(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 def _wider(a: Tensor, b: Tensor) -> torch.dtype:
     return torch.promote_types(a.dtype, b.dtype)
-
-
-def _before(y: Tensor, h0: Tensor, reverse: bool) -> Tensor:
-    """The hidden state before every step."""
-    first = h0.to(y.dtype).unsqueeze(0)
-    return torch.cat([y[1:], first] if reverse else [first, y[:-1]])
 
 
 def _steps(x: Tensor, reverse: bool) -> range:

@@ -6,7 +6,14 @@ import numpy as np
 
 from lowtide.kernels.elementary import sigmoid, tanh
 from lowtide.kernels.loops import inline, loop, wait
-from lowtide.kernels.panels import WIDTH, copy_columns, copy_rows, multiply, multiply_across, scratch
+from lowtide.kernels.panels import (
+    WIDTH,
+    copy_columns,
+    copy_rows,
+    multiply,
+    multiply_across,
+    scratch,
+)
 
 __all__ = ["add_gradients", "gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
 
@@ -36,16 +43,12 @@ def run_steps(  # type: ignore[no-untyped-def]
     copied = scratch()
     if x.size:
         rows = gates.reshape(steps * batch, width)
-        for gate in range(4):
-            place = gate * hidden
-            multiply(x, x_panels[gate, own:end], False, rows, place + first, place + last, copied)
+        multiply(x, x_panels[:, own:end], hidden, False, rows, first, last, copied)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
-            for gate in range(4):
-                place = gate * hidden
-                multiply(before, panels[gate, own:end], True, gates[t], place + first, place + last, copied)
+            multiply(before, panels[:, own:end], hidden, True, gates[t], first, last, copied)
         for b in range(batch):
             row = gates[t, b]
             i, f = row[first:last], row[hidden + first : hidden + last]
@@ -95,12 +98,26 @@ def run_steps_back(  # type: ignore[no-untyped-def]
                     _add(db[place : place + last - first], change[place : place + last - first])
         if barrier:
             wait(barrier)
-        multiply(changes[t], panels[own:end], False, dh, first, last, copied)
+        multiply(changes[t], panels[:, own:end], 0, False, dh, first, last, copied)
 
 
 @loop
 def add_gradients(  # type: ignore[no-untyped-def]
-    first, last, barrier, add, reverse, changes, x, h, y, w_panels, x_panels, h_panels, dx, dw_ih, dw_hh
+    first,
+    last,
+    barrier,
+    add,
+    reverse,
+    changes,
+    x,
+    h,
+    y,
+    w_panels,
+    x_panels,
+    h_panels,
+    dx,
+    dw_ih,
+    dw_hh,
 ):
     """Of x and of both weights, from those of the gates of some steps. What is not wanted is empty."""
     steps, batch, width = changes.shape
@@ -112,7 +129,7 @@ def add_gradients(  # type: ignore[no-untyped-def]
     columns, edge = start * WIDTH, min(stop * WIDTH, x.shape[1])
     copied = scratch()
     if dx.size and columns < edge:
-        multiply(rows, w_panels[start:stop], False, dx, columns, edge, copied)
+        multiply(rows, w_panels[:, start:stop], 0, False, dx, columns, edge, copied)
     if dw_ih.size and columns < edge:
         copy_columns(x, columns, edge, x_panels[start:stop])
     if dw_hh.size:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from lowtide.nn import autotune
+from lowtide.nn.gru import GRU
 from lowtide.nn.lstm import LSTM
 
-__all__ = ["LSTM"]
+__all__ = ["GRU", "LSTM", "autotune"]
