@@ -7,7 +7,7 @@
     check     They run the plan of whole rounds. If a measured peak is over the budget, it is planned again with what was learnt.
     done      Nothing is watched any more. A new shape is planned when it comes.
 
-Each phase lasts until an optimizer has updated, so that gradients that accumulate and the optimizer's own memory are seen.
+Each phase lasts until an optimizer has updated, the first until one has that had its state before, so that gradients that accumulate and the optimizer's own memory are seen.
 """
 
 from __future__ import annotations
@@ -265,7 +265,8 @@ class Planner(Watcher):
         over = open.updated or not self.holdings.optimizers or self.count >= _ROUNDS
         if self.phase is Phase.LOOK:
             self.before = max(self.before or 0, done.peak or 0)
-            self.phase, self.count = (Phase.SURVEY, 0) if over else (self.phase, self.count)
+            if over and (not self.has_grown(open) or self.count >= _ROUNDS):
+                self.end_look(self.before)
         elif self.phase is Phase.SURVEY:
             self.rounds[done.signature] = _Seen(
                 done, frozenset(open.batch), left_bytes(open.survey)
@@ -275,6 +276,17 @@ class Planner(Watcher):
         elif self.phase is Phase.CHECK:
             planned = sum(open.batch.values()) >= self.batch or self.count >= _ROUNDS
             self.check(done.peak, over and planned)
+
+    def has_grown(self, open: OpenRound) -> bool:
+        """An optimizer made its state: then the next step is the first that shows what all others will need."""
+        there = self.holdings.by_kind(predict=False).get(Kind.OPTIMIZER, 0)
+        return there > open.held.get(Kind.OPTIMIZER, 0)
+
+    def end_look(self, before: int) -> None:
+        assert self.session is not None
+        self.phase, self.count = Phase.SURVEY, 0
+        if self.options.budget.fraction is not None and before:
+            self.session.fixed = int(before * self.options.budget.fraction)
 
     def survey_again(self) -> None:
         assert self.session is not None
@@ -302,8 +314,8 @@ class Planner(Watcher):
             self.session.cautious, self.count = True, 0
             return
         self.wholes = sorted(found, key=_unplanned_peak, reverse=True)
-        if self.options.budget.fraction is not None:
-            before = self.before or _unplanned_peak(self.wholes[0])
+        if self.options.budget.fraction is not None and self.session.fixed is None:
+            before = _unplanned_peak(self.wholes[0])
             self.session.fixed = int(before * self.options.budget.fraction)
         self.plan()
         self.phase, self.count = Phase.CHECK, 0
