@@ -265,7 +265,9 @@ class Planner(Watcher):
         over = open.updated or not self.holdings.optimizers or self.count >= _ROUNDS
         if self.phase is Phase.LOOK:
             self.before = max(self.before or 0, done.peak or 0)
-            self.phase, self.count = (Phase.SURVEY, 0) if over else (self.phase, self.count)
+            if over:
+                self.phase, self.count = Phase.SURVEY, 0
+                self.fix_budget(self.before)
         elif self.phase is Phase.SURVEY:
             self.rounds[done.signature] = _Seen(
                 done, frozenset(open.batch), left_bytes(open.survey)
@@ -302,11 +304,14 @@ class Planner(Watcher):
             self.session.cautious, self.count = True, 0
             return
         self.wholes = sorted(found, key=_unplanned_peak, reverse=True)
-        if self.options.budget.fraction is not None:
-            before = self.before or _unplanned_peak(self.wholes[0])
-            self.session.fixed = int(before * self.options.budget.fraction)
+        self.fix_budget(self.before or _unplanned_peak(self.wholes[0]))
         self.plan()
         self.phase, self.count = Phase.CHECK, 0
+
+    def fix_budget(self, before: int) -> None:
+        """A share of the script's peak, once that is known."""
+        if self.session is not None and self.options.budget.fraction is not None and before:
+            self.session.fixed = int(before * self.options.budget.fraction)
 
     def whole(self, seen: _Seen) -> Graph:
         """A round as one graph, with everything that is held and that the code between takes counted in."""
