@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from lowtide.execute.rounds import OrderedSurvey
+from lowtide.execute.rounds import OrderedSurvey, Round
 from lowtide.execute.survey import storage_key
 from lowtide.integrations.script.ranks import bucket_bytes
 from lowtide.integrations.script.trained import Call, tensors_in
 from lowtide.ir.graph import Kind
 from lowtide.measure.memory import held_by_all
 
-__all__ = ["Holdings", "OpenRound", "given_bytes", "left_bytes"]
+__all__ = ["Holdings", "OpenRound", "SeenRound", "given_bytes", "left_bytes"]
 
 
 class Holdings:
@@ -41,6 +42,9 @@ class Holdings:
         buckets = sum(bucket_bytes(m) for m in modules)
         return {**held, str(Kind.OTHER): buckets} if buckets else held
 
+    def state(self, *, predict: bool) -> int:
+        return self.by_kind(predict=predict).get(Kind.OPTIMIZER, 0)
+
 
 class OpenRound:
     """A round that is not over."""
@@ -57,6 +61,17 @@ class OpenRound:
         self.calls += 1
         made = frozenset(k for seen in self.survey.seen for k in seen.outputs.values())
         self.batch.update(given_bytes(call, made))
+
+
+@dataclass(frozen=True)
+class SeenRound:
+    """A surveyed round, and what there was besides."""
+
+    round: Round
+    batch: frozenset[int]
+    """Storages of what modules were given."""
+    left: int
+    """Bytes of what the graphs returned that the script still held when the next round began."""
 
 
 def given_bytes(call: Call, made: frozenset[int]) -> dict[int, int]:

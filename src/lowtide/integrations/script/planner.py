@@ -16,7 +16,6 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -30,7 +29,13 @@ from lowtide.execute.fitting import make_session
 from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
 from lowtide.execute.session import Options, Session
 from lowtide.integrations.script.door import Door
-from lowtide.integrations.script.held import Holdings, OpenRound, given_bytes, left_bytes
+from lowtide.integrations.script.held import (
+    Holdings,
+    OpenRound,
+    SeenRound,
+    given_bytes,
+    left_bytes,
+)
 from lowtide.integrations.script.ranks import from_rank_0, largest
 from lowtide.integrations.script.sources import differentiates_twice
 from lowtide.integrations.script.trained import Call, Watcher
@@ -54,7 +59,7 @@ _CHECKS = 4
 _SURVEYS = 4
 """How often new modules may start it all over."""
 _CALLS = 32
-"""A round with a backward in it has no more calls than this: a script that retains its graphs never comes to rest."""
+"""In a round with a backward: a script that retains its graphs never comes to rest."""
 
 
 class Phase(Enum):
@@ -62,16 +67,6 @@ class Phase(Enum):
     SURVEY = "survey"
     CHECK = "check"
     DONE = "done"
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A surveyed round, and what was there when it was planned."""
-
-    round: Round
-    batch: frozenset[int]
-    left: int
-    """Bytes of what the graphs returned that the script still held when the next round began."""
 
 
 class Planner(Watcher):
@@ -100,7 +95,7 @@ class Planner(Watcher):
         self.after = 0
         self.surveys = self.checks = 0
         self.twice = self.again = False
-        self.rounds: dict[object, _Seen] = {}
+        self.rounds: dict[object, SeenRound] = {}
         self.batch = 0
         """Bytes of the largest batch that was surveyed: a smaller one checks nothing."""
         self.wholes: list[Graph] = []
@@ -266,9 +261,10 @@ class Planner(Watcher):
         if self.phase is Phase.LOOK:
             self.before = max(self.before or 0, done.peak or 0)
             if over and (not self.has_grown(open) or self.count >= _ROUNDS):
-                self.end_look(self.before)
+                self.phase, self.count = Phase.SURVEY, 0
+                self.fix_budget(self.before)
         elif self.phase is Phase.SURVEY:
-            self.rounds[done.signature] = _Seen(
+            self.rounds[done.signature] = SeenRound(
                 done, frozenset(open.batch), left_bytes(open.survey)
             )
             if over:
@@ -281,12 +277,6 @@ class Planner(Watcher):
         """An optimizer made its state: then the next step is the first that shows what all others will need."""
         there = self.holdings.by_kind(predict=False).get(Kind.OPTIMIZER, 0)
         return there > open.held.get(Kind.OPTIMIZER, 0)
-
-    def end_look(self, before: int) -> None:
-        assert self.session is not None
-        self.phase, self.count = Phase.SURVEY, 0
-        if self.options.budget.fraction is not None and before:
-            self.session.fixed = int(before * self.options.budget.fraction)
 
     def survey_again(self) -> None:
         assert self.session is not None
@@ -314,13 +304,16 @@ class Planner(Watcher):
             self.session.cautious, self.count = True, 0
             return
         self.wholes = sorted(found, key=_unplanned_peak, reverse=True)
-        if self.options.budget.fraction is not None and self.session.fixed is None:
-            before = _unplanned_peak(self.wholes[0])
-            self.session.fixed = int(before * self.options.budget.fraction)
+        self.fix_budget(self.before or _unplanned_peak(self.wholes[0]))
         self.plan()
         self.phase, self.count = Phase.CHECK, 0
 
-    def whole(self, seen: _Seen) -> Graph:
+    def fix_budget(self, before: int) -> None:
+        """A share of the script's peak, once that is known."""
+        if self.session is not None and self.options.budget.fraction is not None and before:
+            self.session.fixed = int(before * self.options.budget.fraction)
+
+    def whole(self, seen: SeenRound) -> Graph:
         """A round as one graph, with everything that is held and that the code between takes counted in."""
         assert self.session is not None
         then = dict(seen.round.held)
@@ -378,7 +371,7 @@ class Planner(Watcher):
 
     def held(self) -> Mapping[str, int]:
         """For a graph that is planned by itself, in the middle of a call."""
-        batch = dict(self.round.batch) if self.round is not None else {}
+        batch = self.round.batch if self.round is not None else {}
         if self.calling is not None and self.round is None:
             batch = given_bytes(self.calling, frozenset())
         return {**self.holdings.by_kind(predict=True), str(Kind.BATCH): sum(batch.values())}
