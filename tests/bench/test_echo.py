@@ -16,9 +16,11 @@ from lowtide.errors import OptionError
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[EchoReport, Path]:
     folder = tmp_path_factory.mktemp("echo")
-    return compare_echo(["lm_200"], folder, scale=0.1, batch=4, rounds=1, seconds=0.5), folder
+    report = compare_echo(["lm_200"], folder, scale=0.1, batch=4, most=1, rounds=1, seconds=0.5)
+    return report, folder
 
 
+@pytest.mark.slow
 def test_rows_of_the_figure(found: tuple[EchoReport, Path]) -> None:
     (model,) = found[0].models
     names = [row.name for row in model.rows]
@@ -31,6 +33,7 @@ def test_rows_of_the_figure(found: tuple[EchoReport, Path]) -> None:
     assert all(row.failed or row.per_second for row in model.rows)
 
 
+@pytest.mark.slow
 def test_parts_add_up_and_are_written(found: tuple[EchoReport, Path]) -> None:
     report, folder = found
     for row in report.models[0].rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ import lowtide
 from lowtide.bench.models import Translator
 from lowtide.rules import DEFAULT_RULES, Exactness
 
+pytestmark = pytest.mark.slow
 WORDS, LENGTH, BATCH, STEPS = 12, 5, 16, 40
 
 

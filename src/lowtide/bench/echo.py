@@ -147,15 +147,16 @@ def compare_echo(
     *,
     scale: float = 1.0,
     batch: int | None = None,
+    most: int = 16,
     rounds: int = 7,
     seconds: float = 30.0,
     tell: Callable[[str], None] = lambda line: None,
 ) -> EchoReport:
-    """The report is saved after each model; Ctrl-C ends it with the models done so far."""
+    """Batches up to `most` times B are tried. The report is saved after each model; Ctrl-C ends it with the models done so far."""
     report = EchoReport()
     try:
         for name in names:
-            found = _Race(workload(name, scale), batch, seconds, tell).run(rounds)
+            found = _Race(workload(name, scale), batch, most, seconds, tell).run(rounds)
             report.models.append(Model(name, scale, found))
             report.save(folder)
     except KeyboardInterrupt:
@@ -165,9 +166,15 @@ def compare_echo(
 
 class _Race:
     def __init__(
-        self, load: Workload, batch: int | None, seconds: float, tell: Callable[[str], None]
+        self,
+        load: Workload,
+        batch: int | None,
+        most: int,
+        seconds: float,
+        tell: Callable[[str], None],
     ) -> None:
         self.load, self.batch, self.seconds, self.tell = load, batch or load.batch, seconds, tell
+        self.most = most * self.batch
         self.rows: list[Row] = []
         self.steps: dict[str, Step] = {}
 
@@ -222,7 +229,7 @@ class _Race:
 
     def best(self, budget: int) -> None:
         found = lowtide.largest_batch(
-            self.load.make_batch, copy.deepcopy(self.load.model), budget=budget, start=self.batch, seconds=self.seconds,
+            self.load.make_batch, copy.deepcopy(self.load.model), budget=budget, start=self.batch, most=self.most, seconds=self.seconds,
         )  # fmt: skip
         self.tell(str(found))
         self.lowtide(f"lowtide best of up to {found.largest}", found.best, budget)

@@ -48,7 +48,7 @@ from lowtide.measure.inputs import Fill, empty, normal, probabilities, real_inpu
 from lowtide.measure.peak import available_bytes, record
 from lowtide.measure.signature import concrete, dtype_name
 
-__all__ = ["Call", "Progress", "apart", "environment", "measure_calls", "undisturbing"]
+__all__ = ["Call", "Progress", "apart", "environment", "measure_calls", "undisturbing", "waited"]
 
 logger = logging.getLogger("lowtide.measure")
 
@@ -235,12 +235,12 @@ def _processor_seconds(run: Callable[[], object], flush: torch.Tensor) -> float:
 def _clock(run: Callable[[], object], device: torch.device) -> _Run:
     """The outputs are freed under the clock, as they are in a step."""
     _synchronize(device)
-    before = _waited()
+    before = waited()
     start = time.perf_counter()
     run()
     _synchronize(device)
     seconds = time.perf_counter() - start
-    return _Run(seconds, device.type != "cpu" or _waited() - before <= seconds / 20)
+    return _Run(seconds, device.type != "cpu" or waited() - before <= seconds / 20)
 
 
 def _synchronize(device: torch.device) -> None:
@@ -248,7 +248,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _waited() -> float:
+def waited() -> float:
     """Seconds that our threads were ready to run and had no processor, so far; 0 where the system does not say."""
     total = 0
     with suppress(OSError):

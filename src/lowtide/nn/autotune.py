@@ -14,6 +14,7 @@ in the last bits of their results, so one process stays with what it chose first
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from lowtide.errors import OptionError
 from lowtide.kernels import rnn_fused, rnn_lstm, rnn_onednn
 from lowtide.kernels.rnn_fused import Way
 from lowtide.measure.signature import signature
-from lowtide.measure.timing import apart, environment
+from lowtide.measure.timing import apart, environment, waited
 from lowtide.rules.recurrent import stretch
 from lowtide.settings import settings
 from lowtide.units import format_bytes, format_seconds
@@ -38,6 +39,8 @@ __all__ = ["Tuned", "choose", "explain", "use"]
 TORCH = "onednn"
 _ROWS = (512, 1024, 2048)
 _ROUNDS = 5
+_CLEARLY = 0.97
+"""Another way than the default one has to take at most so much of its time: less may be noise."""
 _forced: list[str] = []
 _known: dict[tuple[object, ...], Tuned] = {}
 
@@ -50,8 +53,11 @@ class Tuned:
     costs: dict[str, Cost]
 
     def best(self, any_memory: bool = False) -> str:
-        allowed = {k: c for k, c in self.costs.items() if any_memory or k != TORCH}
-        return min(allowed, key=lambda kernel: allowed[kernel].seconds)
+        allowed = {k: c.seconds for k, c in self.costs.items() if any_memory or k != TORCH}
+        fastest, default = min(allowed, key=lambda k: allowed[k]), str(Way())
+        if allowed.get(default, math.inf) * _CLEARLY <= allowed[fastest]:
+            return default
+        return fastest
 
     def __str__(self) -> str:
         lines = [f"LSTM layer, {self.shape}", f"{'':22s}   time of a step   kept for backward"]
@@ -102,7 +108,8 @@ _WAYS = tuple(Way(panels, rows) for panels in (True, False) for rows in _ROWS)
 def _candidates(x: Tensor) -> list[str]:
     """Ways with the same stretches are one."""
     steps, batch = x.shape[:2]
-    found = {(w.panels, stretch(steps, batch, w.rows)): str(w) for w in _WAYS}
+    ways = sorted(_WAYS, key=lambda way: way == Way())
+    found = {(w.panels, stretch(steps, batch, w.rows)): str(w) for w in ways}
     return [*found.values(), *([TORCH] if rnn_onednn.supports(x) else [])]
 
 
@@ -118,18 +125,41 @@ def _tuned(x: Tensor, hidden: int, shape: str) -> Tuned:
 
 
 def _measured(x: Tensor, hidden: int, kernels: list[str]) -> dict[str, Cost | None]:
-    """The shortest of a few steps each, taken in turn, so that what disturbs the machine disturbs all alike."""
     with apart(x.device):
         tensors = _layer(x, hidden)
         steps = {k: _step(k, tensors) for k in kernels}
         kept = {k: step() for k, step in steps.items()}
-        times: dict[str, list[float]] = {k: [] for k in kernels}
+        seconds = _in_turn(steps) or _on_one_thread(steps)
+    return {k: Cost(seconds[k], kept[k]) for k in kernels}
+
+
+def _in_turn(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
+    """The shortest of a few steps each; nothing if the machine is so busy that some had to wait for a processor every time."""
+    times: dict[str, list[float]] = {k: [] for k in steps}
+    for _ in range(_ROUNDS):
+        for kernel, step in steps.items():
+            lost, started = waited(), time.perf_counter()
+            step()
+            taken = time.perf_counter() - started
+            if waited() - lost <= taken / 20:
+                times[kernel].append(taken)
+    return {k: min(t) for k, t in times.items()} if all(times.values()) else {}
+
+
+def _on_one_thread(steps: dict[str, Callable[[], int]]) -> dict[str, float]:
+    """In processor time, which no other process can lengthen by much."""
+    threads = torch.get_num_threads()
+    times: dict[str, list[float]] = {k: [] for k in steps}
+    torch.set_num_threads(1)
+    try:
         for _ in range(_ROUNDS):
             for kernel, step in steps.items():
-                started = time.perf_counter()
+                started = time.thread_time()
                 step()
-                times[kernel].append(time.perf_counter() - started)
-    return {k: Cost(min(times[k]), kept[k]) for k in kernels}
+                times[kernel].append(time.thread_time() - started)
+    finally:
+        torch.set_num_threads(threads)
+    return {k: min(t) / threads for k, t in times.items()}
 
 
 def _layer(x: Tensor, hidden: int) -> list[Tensor | None]:
