@@ -30,6 +30,7 @@ FLAGS = {
         "-o --output",
         "-f --force",
         "--rounds",
+        "--batch",
     },
     "profile": {
         "script",
