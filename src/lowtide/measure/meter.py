@@ -11,6 +11,7 @@ a profiler of the user's runs, or is started meanwhile, ours gives way and there
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -62,13 +63,21 @@ class Meter:
             return
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        elif _LegacyProfile is None or _autograd._profiler_enabled():
+        elif _LegacyProfile is None or self.taken():
             self.lost = True
             return
         else:
             self.watch_others()
             _autograd._enable_profiler_legacy(_LegacyProfile(profile_memory=True).config())
         self.running = True
+
+    def taken(self) -> bool:
+        """Does a profiler of the user's run? One of ours may be left: a session that ends inside of a scope which puts the thread's state back,
+        as compilation does, is there again after it."""
+        if _autograd._profiler_enabled() and not torch_profiler._is_profiler_enabled:
+            with suppress(RuntimeError):
+                _autograd._disable_profiler_legacy()
+        return bool(_autograd._profiler_enabled())
 
     def pause(self) -> None:
         if not self.running:

@@ -5,6 +5,7 @@ Without a process group there is one process, which decides alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -24,7 +25,8 @@ def together() -> bool:
 
 
 def is_first() -> bool:
-    return not together() or dist.get_rank() == 0
+    """Also after the group is gone: torchrun tells each process its rank."""
+    return dist.get_rank() == 0 if together() else os.environ.get("RANK", "0") == "0"
 
 
 def from_rank_0(make: Callable[[], T]) -> T:
