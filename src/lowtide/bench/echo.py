@@ -248,7 +248,8 @@ class _Race:
         try:
             row.locate(self.fit(row, budget, **options).timeline)
         except LowtideError as error:
-            row.failed = f"failed: {error.code}"
+            row.failed = str(error).splitlines()[0]
+            self.tell(f"{self.load.name} {row.name}: {row.failed}")
 
     def fit(self, row: Row, budget: int, again: bool = False, **options: Any) -> Plan:
         if not again:
