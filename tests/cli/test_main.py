@@ -19,6 +19,7 @@ FLAGS = {
         "--model",
         "--profile",
         "--budget",
+        "--batch",
         "--seconds",
         "--all",
         "--models",

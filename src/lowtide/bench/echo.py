@@ -45,7 +45,7 @@ __all__ = ["EchoReport", "compare_echo"]
 _FEATURES = {"activation", "activation kept", "op workspace"}
 _SHARE = 1 / 3
 """Of the baseline's feature maps, for Lowtide at the same batch."""
-_SLACK = 1.002
+_SLACK = 1.02
 """A program's simulated peak may be missed by so much when it is run."""
 
 
@@ -184,8 +184,8 @@ class _Race:
         self.other("echo B", "echo", plan)
         assert base.peak is not None, "measured"
         low = base.peak - round((1 - _SHARE) * base.features)
-        self.lowtide("lowtide B", self.batch, low)
-        self.lowtide("lowtide 2B", 2 * self.batch, base.peak)
+        self.lowest("lowtide B", low)
+        self.try_fit(Row("lowtide 2B", 2 * self.batch), base.peak)
         self.best(base.peak)
         timed = {row.name: row for row in self.rows if row.name in self.steps}
         calls: dict[str, Callable[[], None]] = {n: self.timed(s) for n, s in self.steps.items()}
@@ -205,10 +205,17 @@ class _Race:
         plan = self.fit(row, 1 << 60, rules=())
         row.locate(plan.unplanned)
         step = Step(copy.deepcopy(self.load.model), self.load.make_batch(self.batch), {}, None)
-        held = sum(held_by_kind(step.model, (step.args, {}), None).values())
-        row.peak = measure_peak(step, held)
+        row.peak = self.measured(step)
         self.steps[row.name] = step
         return row, plan
+
+    def measured(self, step: Step) -> int:
+        step()  # compiles what has to be
+        step.model.zero_grad()
+        held = sum(held_by_kind(step.model, (step.args, {}), None).values())
+        peak = measure_peak(step, held)
+        step.model.zero_grad()
+        return peak
 
     def other(self, name: str, solver: str, plan: Plan) -> None:
         """A baseline's program with the smallest peak it has, run as it is."""
@@ -217,10 +224,13 @@ class _Race:
         peak = simulate(graph, program).peak
         if peak >= simulate(graph, unplanned(graph)).peak:
             self.tell(f"{name}: no lower than the baseline")
-        self.try_fit(Row(name, self.batch), round(peak * _SLACK), rules=(), solver=solver)
+        self.try_fit(
+            Row(name, self.batch), round(peak * _SLACK), rules=(), solver=solver, verify=False
+        )
 
-    def lowtide(self, name: str, batch: int, budget: int) -> None:
-        row = Row(name, batch)
+    def lowest(self, name: str, budget: int) -> None:
+        """Within the budget, or as low as it goes."""
+        row = Row(name, self.batch)
         try:
             plan = self.fit(row, budget)
         except lowtide.BudgetError as error:
@@ -232,20 +242,21 @@ class _Race:
             self.load.make_batch, copy.deepcopy(self.load.model), budget=budget, start=self.batch, most=self.most, seconds=self.seconds,
         )  # fmt: skip
         self.tell(str(found))
-        self.lowtide(f"lowtide best of up to {found.largest}", found.best, budget)
+        self.try_fit(Row(f"lowtide best of up to {found.largest}", found.best), budget)
 
     def try_fit(self, row: Row, budget: int, **options: Any) -> None:
         try:
             row.locate(self.fit(row, budget, **options).timeline)
         except LowtideError as error:
-            row.failed = f"failed: {error.code}"
+            row.failed = str(error).splitlines()[0]
+            self.tell(f"{self.load.name} {row.name}: {row.failed}")
 
     def fit(self, row: Row, budget: int, again: bool = False, **options: Any) -> Plan:
         if not again:
             self.rows.append(row)
         model, args = copy.deepcopy(self.load.model), self.load.make_batch(row.batch)
         plan = lowtide.fit(model, args, budget=budget, seconds=self.seconds, **options)
-        row.peak = plan.measured_peak
-        self.steps[row.name] = Step(model, args, {}, None)
-        self.tell(f"{self.load.name} {row.name}: {format_bytes(plan.measured_peak or plan.peak)}, predicted {plan.overhead:+.1%}")  # fmt: skip
+        step = self.steps[row.name] = Step(model, args, {}, None)
+        row.peak = plan.measured_peak or self.measured(step)
+        self.tell(f"{self.load.name} {row.name}: {format_bytes(row.peak)}, predicted {plan.overhead:+.1%}")  # fmt: skip
         return plan
