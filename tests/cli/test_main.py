@@ -31,7 +31,6 @@ FLAGS = {
         "-o --output",
         "-f --force",
         "--rounds",
-        "--batch",
     },
     "profile": {
         "script",
