@@ -94,7 +94,7 @@ def profile(
     loss: Callable[..., torch.Tensor] | None = None,
     steps: int = 1,
     graph: bool = True,
-    fake: bool = False,
+    fake: bool | str = False,
 ) -> Profile:
     """Run a step of `model` on a batch and say where its memory goes: which layer, which kind of data, which op and line.
 
@@ -103,12 +103,13 @@ def profile(
     priced, so that the profile can be planned; where that is not possible the profile says why.
 
     With `fake` nothing runs: the step is captured on fake tensors and its costs are estimated, so that the model may be larger than this machine
-    (made on the meta device, or under torch's FakeTensorMode).
+    (made on the meta device, or under torch's FakeTensorMode). `fake="A100"` takes them from that device's data sheet.
     """
     if fake:
         from lowtide.execute.faking import fake_profile
 
-        return fake_profile(model, args, kwargs or {}, optimizer, loss)
+        device = fake if isinstance(fake, str) else "cpu"
+        return fake_profile(model, args, kwargs or {}, optimizer, loss, device)
     from lowtide.execute.profiling import profile_step
 
     return profile_step(model, args, kwargs or {}, optimizer, loss, steps=steps, graph=graph)

@@ -39,6 +39,7 @@ FLAGS = {
         "--go-on",
         "--no-graph",
         "--fake",
+        "--device",
         "-o --output",
         "-f --force",
     },

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lowtide
+from lowtide.errors import OptionError
 from lowtide.ir.graph import Kind
 from lowtide.measure.peak import held_bytes, measure_peak
 from lowtide.measure.step import Step
@@ -53,3 +54,12 @@ def test_a_model_larger_than_this_machine(where: str, tmp_path: Path):
     assert found.peak > 3 * weights > 100 * 2**30
     loaded = lowtide.load(found.save(tmp_path / "large.profile.json"))
     assert loaded == found
+
+
+def test_priced_from_another_device():
+    args = (torch.randn(512, 64),)
+    here, there = (lowtide.profile(Net(), args, fake=device) for device in ("cpu", "a100"))
+    assert there.seconds < here.seconds
+    assert there.environment["costs"] == "A100"
+    with pytest.raises(OptionError, match="A100"):
+        lowtide.profile(Net(), args, fake="abacus")

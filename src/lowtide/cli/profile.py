@@ -30,6 +30,7 @@ class ProfileCommand:
         parser.add_argument("--go-on", action="store_true", help="let the script run to its end afterwards")  # fmt: skip
         parser.add_argument("--no-graph", action="store_true", help="do not capture and price the step for planning")  # fmt: skip
         parser.add_argument("--fake", action="store_true", help="estimate without running: no memory for weights, no device")  # fmt: skip
+        parser.add_argument("--device", metavar="NAME", default="cpu", help="with --fake: whose data sheet prices ops, such as A100 (default: cpu)")  # fmt: skip
         parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="where to write the profile")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite OUT if it exists")
         parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")  # fmt: skip
@@ -49,7 +50,7 @@ class ProfileCommand:
             from lowtide.integrations.script.observed import fake_script, observe_script
         with _stdout_kept(options.json):
             if options.fake:
-                done = fake_script(what)
+                done = fake_script(what, options.device)
             else:
                 done = observe_script(what, steps=options.steps, go_on=options.go_on, graph=not options.no_graph)  # fmt: skip
         profile = done.profile

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from math import prod
 
 from lowtide.cost.store import Cost
+from lowtide.errors import OptionError
 
-__all__ = ["DEVICES", "Device", "Spec", "estimate", "sheet_for"]
+__all__ = ["DEVICES", "Device", "Spec", "estimate", "sheet_for", "sheet_named"]
 
 REACHED = 0.6
 """Share of a vendor's peak, in arithmetic and in bandwidth, that large ops reach."""
@@ -63,6 +64,15 @@ DEVICES = (
     Device("cpu", {"f32": 150e9, "f64": 75e9, "f16": 30e9, "bf16": 30e9}, 25e9, 5e-6),
 )
 """`cpu` is two cores of a server with AVX2, the machine Lowtide is tested on."""
+
+
+def sheet_named(name: str) -> Device:
+    """By its own name, whatever the case."""
+    names = {device.name.lower(): device for device in DEVICES}
+    if name.lower() not in names:
+        known = ", ".join(device.name for device in DEVICES)
+        raise OptionError(f"there is no data sheet of {name!r}. Known: {known}")
+    return names[name.lower()]
 
 
 def sheet_for(device_name: str) -> Device:

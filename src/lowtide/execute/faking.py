@@ -1,7 +1,7 @@
 """What would a step need that nobody can run here? Captured on fake tensors, priced from a data sheet.
 
-The model may be anywhere: on the meta device, made of fake tensors, or real. Its structure is copied, every tensor of it becomes a fake one on
-the device that is asked for, and no element is ever read or allocated.
+The model may be anywhere: on the meta device, made of fake tensors, or real. Its structure is copied, every tensor of it becomes a fake one, and
+no element is ever read or allocated. The step is captured as on a CPU, whatever device prices it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from lowtide.capture.fake import capture_fake
-from lowtide.cost.analytic import sheet_for
+from lowtide.cost.analytic import sheet_named
 from lowtide.cost.estimated import estimated
 from lowtide.ir.graph import Graph, Kind
 from lowtide.measure.memory import predicted_state_bytes
@@ -47,17 +47,17 @@ def fake_profile(
     loss: Loss | None,
     device: str = "cpu",
 ) -> Profile:
-    """`device`: where the step would run, `cpu` or `cuda`."""
+    """`device`: whose data sheet prices the ops."""
+    sheet = sheet_named(device)
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     plain = getattr(model, "_orig_mod", model)
 
     def make() -> tuple[nn.Module, tuple[Any, ...]]:
-        given, more = _faked((args, dict(kwargs)), device)
-        return _Step(_fake_copy(plain, device), more, loss), given
+        given, more = _faked((args, dict(kwargs)))
+        return _Step(_fake_copy(plain), more, loss), given
 
     graph = _inside(capture_fake(make))
     rules = [rule for rule in DEFAULT_RULES if not rule.probed]
-    sheet = sheet_for(device)
     graph = estimated(add_makers(graph, rules), sheet)
     state = predicted_state_bytes(optimizer) if optimizer is not None else 0
     if state:
@@ -66,23 +66,23 @@ def fake_profile(
     return estimated_profile(graph, type(plain).__name__, environment)
 
 
-def _fake_copy(model: nn.Module, device: str) -> nn.Module:
+def _fake_copy(model: nn.Module) -> nn.Module:
     """Under a fake mode. Tied tensors stay tied."""
     known: dict[int, Any] = {}
     for parameter in model.parameters():
-        known[id(parameter)] = nn.Parameter(_fake(parameter, device), parameter.requires_grad)
+        known[id(parameter)] = nn.Parameter(_fake(parameter), parameter.requires_grad)
     for buffer in model.buffers():
-        known[id(buffer)] = _fake(buffer, device)
+        known[id(buffer)] = _fake(buffer)
     return deepcopy(model, known)
 
 
-def _faked(things: Any, device: str) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: _fake(tensor, device), things)
+def _faked(things: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, _fake, things)
 
 
-def _fake(tensor: torch.Tensor, device: str) -> torch.Tensor:
+def _fake(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_strided(
-        tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device=device
+        tuple(tensor.shape), tensor.stride(), dtype=tensor.dtype, device="cpu"
     )
     floating = made.is_floating_point() or made.is_complex()
     return made.requires_grad_(tensor.requires_grad and tensor.is_leaf and floating)

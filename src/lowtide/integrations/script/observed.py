@@ -24,7 +24,6 @@ from lowtide.execute.profiling import capture, with_graph
 from lowtide.integrations.script.launch import Launch, launch
 from lowtide.integrations.script.trained import Call, Watcher, watching
 from lowtide.ir.graph import Graph
-from lowtide.measure.memory import model_device
 from lowtide.measure.observe import Observation, compiled_modules
 from lowtide.measure.profiling import profile_of
 from lowtide.plan.profile import Profile
@@ -57,9 +56,9 @@ def observe_script(what: Launch, *, steps: int, go_on: bool, graph: bool) -> Obs
     return _observed(observer, what, ended)
 
 
-def fake_script(what: Launch) -> Observed:
+def fake_script(what: Launch, device: str = "cpu") -> Observed:
     """Nothing is computed: the script makes fake tensors up to its first training step, which is captured."""
-    faker = _Faker()
+    faker = _Faker(device)
     with watching(faker), FakeTensorMode(allow_non_fake_inputs=True):
         ended = launch(what)
     return _observed(faker, what, ended)
@@ -77,7 +76,8 @@ def _observed(observer: _Observer | _Faker, what: Launch, ended: SystemExit | No
 
 
 class _Faker(Watcher):
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self.device = device
         self.optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self.profile: Profile | None = None
         self.failed: LowtideError | None = None
@@ -90,10 +90,9 @@ class _Faker(Watcher):
             return
         mine = [o for o in self.optimizers if _updates(o, call.module)]
         optimizer = mine[0] if len(mine) == 1 else None
-        device = "cpu" if model_device(call.module).type in ("cpu", "meta") else "cuda"
         try:
             self.profile = fake_profile(
-                call.module, call.args, call.kwargs, optimizer, None, device
+                call.module, call.args, call.kwargs, optimizer, None, self.device
             )
         except LowtideError as error:
             self.failed = error
