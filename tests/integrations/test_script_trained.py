@@ -91,3 +91,31 @@ def test_a_call_that_fails_leaves_the_door_in_place() -> None:
             except RuntimeError:
                 notes.lines.append("failed")
     assert notes.lines == ["call Linear 0", "failed", "call Linear 1"]
+
+
+def test_modules_that_a_backward_calls_are_part_of_it():
+    inner = nn.Linear(3, 3)
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            inner(gradient)
+            return gradient * 2
+
+    class Evaluations(Watcher):
+        count = 0
+
+        def evaluates(self) -> None:
+            self.count += 1
+
+    watcher = Evaluations()
+    with watching(watcher):
+        Looks.apply(torch.ones(3, requires_grad=True)).sum().backward()
+        assert watcher.count == 0
+        with torch.no_grad():
+            inner(torch.ones(3))
+        assert watcher.count == 1

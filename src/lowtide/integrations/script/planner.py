@@ -7,7 +7,8 @@
     check     They run the plan of whole rounds. If a measured peak is over the budget, it is planned again with what was learnt.
     done      Nothing is watched any more. A new shape is planned when it comes.
 
-Each phase lasts until an optimizer has updated, the first until one has that had its state before, so that gradients that accumulate and the optimizer's own memory are seen.
+Each phase lasts until an optimizer has updated, the first until one has that had its state before, so that gradients that accumulate and the
+optimizer's own memory are seen.
 """
 
 from __future__ import annotations
@@ -260,7 +261,9 @@ class Planner(Watcher):
         over = open.updated or not self.holdings.optimizers or self.count >= _ROUNDS
         if self.phase is Phase.LOOK:
             self.before = max(self.before or 0, done.peak or 0)
-            if over and (not self.has_grown(open) or self.count >= _ROUNDS):
+            # An update that made its state is followed by the first step that shows what all others need.
+            grown = self.holdings.state(predict=False) > open.held.get(Kind.OPTIMIZER, 0)
+            if over and (not grown or self.count >= _ROUNDS):
                 self.phase, self.count = Phase.SURVEY, 0
                 self.fix_budget(self.before)
         elif self.phase is Phase.SURVEY:
@@ -272,11 +275,6 @@ class Planner(Watcher):
         elif self.phase is Phase.CHECK:
             planned = sum(open.batch.values()) >= self.batch or self.count >= _ROUNDS
             self.check(done.peak, over and planned)
-
-    def has_grown(self, open: OpenRound) -> bool:
-        """An optimizer made its state: then the next step is the first that shows what all others will need."""
-        there = self.holdings.by_kind(predict=False).get(Kind.OPTIMIZER, 0)
-        return there > open.held.get(Kind.OPTIMIZER, 0)
 
     def survey_again(self) -> None:
         assert self.session is not None

@@ -120,7 +120,7 @@ class _Watched:
         plain = self.plain
 
         def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
-            if torch.compiler.is_compiling() or not self.here():
+            if torch.compiler.is_compiling() or _inside() or not self.here():
                 return plain(module, *args, **kwargs)
             if not torch.is_grad_enabled():
                 self.watcher.evaluates()
@@ -175,6 +175,13 @@ class _Watched:
                 return original(*args, **kwargs)
 
         return differentiate
+
+
+def _inside() -> bool:
+    """The compiler looks at what it captured, or a backward runs: then modules are called that are part of others. Both have a state of the thread
+    of their own, which ends with them."""
+    captures = torch._guards.TracingContext.try_get() is not None
+    return captures or torch._C._current_graph_task_id() != -1
 
 
 def _replaced(
