@@ -62,7 +62,7 @@ def test_a_loss_outside_evaluation_between_and_a_smaller_last_batch() -> None:
         model, criterion = net(), nn.CrossEntropyLoss()
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         losses = []
-        for size in (1024, 1024, 1024, 1024, 512, 1024):
+        for size in (1024, 1024, 1024, 1024, 1024, 512, 1024):
             model.train()
             x, y = batch(size)
             optimizer.zero_grad()
@@ -81,7 +81,7 @@ def test_a_loss_outside_evaluation_between_and_a_smaller_last_batch() -> None:
 def test_gradients_accumulate_and_the_optimizer_comes_late() -> None:
     def loop() -> list[torch.Tensor]:
         model, optimizer = net(), None
-        for _ in range(4):
+        for _ in range(6):
             for _ in range(2):
                 x, y = batch()
                 (F.cross_entropy(model(x), y) / 2).backward()
@@ -98,7 +98,7 @@ def test_two_models_one_backward_through_both() -> None:
     def loop() -> list[torch.Tensor]:
         maker, critic = net(), nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1))
         optimizers = [torch.optim.Adam(m.parameters(), 1e-3) for m in (maker, critic)]
-        for _ in range(5):
+        for _ in range(7):
             x, _ = batch()
             made = maker(x)
             critic.zero_grad()

@@ -10,8 +10,8 @@ a profiler of the user's runs, or is started meanwhile, ours gives way and there
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -88,6 +88,16 @@ class Meter:
             return
         self.unwatch_others()
         self.read(_autograd._disable_profiler_legacy())
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        running = self.running
+        self.pause()
+        try:
+            yield
+        finally:
+            if running:
+                self.resume()
 
     def read_cuda(self) -> None:
         torch.cuda.synchronize(self.device)

@@ -49,9 +49,13 @@ class Holdings:
 class OpenRound:
     """A round that is not over."""
 
-    def __init__(self, first: nn.Module, survey: OrderedSurvey, held: Mapping[str, int]) -> None:
+    def __init__(
+        self, first: nn.Module, survey: OrderedSurvey, held: Mapping[str, int], graphs: int
+    ) -> None:
         self.first = weakref.ref(first)
         self.survey, self.held = survey, held
+        self.graphs = graphs
+        """How many were captured when it began."""
         self.batch: dict[int, int] = {}
         """Bytes by storage of what modules were given."""
         self.calls = self.backwards = 0

@@ -234,7 +234,7 @@ class Planner(Watcher):
             self.meter = Meter(device)
             self.session = make_session(self.options, device, self.held)
             self.session.cautious = True
-            self.session.planning = self.meter_paused
+            self.session.planning = self.meter.paused
             if self.given is not None:
                 self.phase, self.session.saved, self.plans = Phase.DONE, self.given, [self.given]
             elif self.options.budget.fraction is None and not differentiates_twice():
@@ -246,7 +246,8 @@ class Planner(Watcher):
         survey = OrderedSurvey(self.meter)
         if self.phase is Phase.SURVEY:
             self.session.watch.survey = survey
-        self.round = OpenRound(call.module, survey, self.holdings.by_kind(predict=False))
+        held = self.holdings.by_kind(predict=False)
+        self.round = OpenRound(call.module, survey, held, len(self.session.pieces))
         self.meter.start()
 
     def end_round(self, open: OpenRound) -> None:
@@ -270,7 +271,9 @@ class Planner(Watcher):
             self.rounds[done.signature] = SeenRound(
                 done, frozenset(open.batch), left_bytes(open.survey)
             )
-            if over:
+            # Compiling takes memory, too: of graphs that are new, the next round tells what they take.
+            known = len(self.session.pieces) == open.graphs
+            if over and (known or self.count >= _ROUNDS):
                 self.make_plans()
         elif self.phase is Phase.CHECK:
             planned = sum(open.batch.values()) >= self.batch or self.count >= _ROUNDS
@@ -373,16 +376,6 @@ class Planner(Watcher):
         if self.calling is not None and self.round is None:
             batch = given_bytes(self.calling, frozenset())
         return {**self.holdings.by_kind(predict=True), str(Kind.BATCH): sum(batch.values())}
-
-    @contextmanager
-    def meter_paused(self) -> Iterator[None]:
-        running = self.meter.running
-        self.meter.pause()
-        try:
-            yield
-        finally:
-            if running:
-                self.meter.resume()
 
 
 def _unplanned_peak(graph: Graph) -> int:
