@@ -228,7 +228,7 @@ def test_a_long_op_runs_a_few_times_only(store: CostStore) -> None:
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowtide.measure.timing._waited", lambda: 0.0)
+    monkeypatch.setattr("lowtide.measure.timing.waited", lambda: 0.0)
     monkeypatch.setattr("lowtide.measure.timing.LOOKS", 3)
 
 
@@ -274,7 +274,7 @@ def test_a_busy_machine_does_not_lengthen_costs(
             time.sleep(0.02)
             waited[0] += 0.02
 
-    monkeypatch.setattr("lowtide.measure.timing._waited", lambda: waited[0])
+    monkeypatch.setattr("lowtide.measure.timing.waited", lambda: waited[0])
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -149,7 +149,8 @@ def _way(graph: Graph, op: Op, segment: int, kept: set[str]) -> str:
         return WORK
     if _inverts(graph, op):
         return INVERT
-    return RECOMPUTE if graph.op[op.of].segment < segment else OTHER
+    captured = graph.op[op.of] if op.of else op
+    return RECOMPUTE if captured.segment < segment else OTHER
 
 
 def _inverts(graph: Graph, op: Op) -> bool:
