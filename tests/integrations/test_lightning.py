@@ -29,7 +29,7 @@ def fit(*callbacks: Any) -> Module:
     model = Module()
     data = torch.utils.data.TensorDataset(torch.randn(5120, 48), torch.randint(0, 8, (5120,)))
     trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=list(callbacks),
     )  # fmt: skip
     trainer.fit(model, torch.utils.data.DataLoader(data, 1024))

@@ -29,7 +29,7 @@ def trainer(folder: Path, *callbacks: Any, **options: Any) -> Any:
     transformers.set_seed(0)
     model = transformers.GPT2LMHeadModel(config)
     args = transformers.TrainingArguments(
-        str(folder), per_device_train_batch_size=8, max_steps=4, save_strategy="no", report_to=[],
+        str(folder), per_device_train_batch_size=8, max_steps=10, save_strategy="no", report_to=[],
         logging_strategy="no", disable_tqdm=True, use_cpu=True, **options,
     )  # fmt: skip
     return transformers.Trainer(model, args, train_dataset=Data(), callbacks=list(callbacks))
