@@ -3,6 +3,7 @@
     LowtideError                 F000  anything Lowtide refuses or fails at
       BudgetError                F012  no plan fits the budget; carries the floor
         VerificationError        F060  plans fit the budget, but measured steps do not
+      DifferenceError            F061  a planned step gave other numbers than the model without a plan
       BudgetFormatError          F011  a budget that is not one ("lots", 0.5, -1)
       CaptureError               F020  the training step could not be captured
         NoGradientError          F021  nothing in the model is trained
@@ -24,6 +25,7 @@ __all__ = [
     "BudgetError",
     "BudgetFormatError",
     "CaptureError",
+    "DifferenceError",
     "FileFormatError",
     "GraphError",
     "LowtideError",
@@ -61,6 +63,13 @@ class VerificationError(BudgetError):
     """Plans fit the budget, but measured steps do not."""
 
     code = "F060"
+    exit_code = 4
+
+
+class DifferenceError(LowtideError):
+    """A planned step gave other numbers than the model without a plan."""
+
+    code = "F061"
     exit_code = 4
 
 

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from lowtide import __version__
 from lowtide.cli.answer import Answer, show, show_error
+from lowtide.cli.batch import BatchCommand
 from lowtide.cli.bench import BenchCommand
 from lowtide.cli.cache import CacheCommand
 from lowtide.cli.explain import ExplainCommand
@@ -55,6 +56,7 @@ COMMANDS: tuple[Command, ...] = (
     ProfileCommand(),
     PlanCommand(),
     RunCommand(),
+    BatchCommand(),
     ReportCommand(),
     BenchCommand(),
     ExplainCommand(),
@@ -63,7 +65,7 @@ COMMANDS: tuple[Command, ...] = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         show(options.command.run(options), as_json=options.json)
     except LowtideError as error:
@@ -84,7 +86,7 @@ def verb(command: Command) -> str:
     return type(command).__name__.removesuffix("Command").lower()
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lowtide",
         description=_ABOUT,

@@ -39,6 +39,8 @@ class RunCommand:
         )  # fmt: skip
         parser.add_argument("--seconds", metavar="S", type=positive, default=10.0, help="how long to search for a plan at most (default: %(default)g)")  # fmt: skip
         parser.add_argument("--plan", metavar="FILE", type=Path, help="run this plan, instead of making one for --budget")  # fmt: skip
+        parser.add_argument("--verify", metavar="N", type=_calls, default=0, help="compare outputs and gradients of the first N planned calls with the script's own code")  # fmt: skip
+        parser.add_argument("--steps", metavar="N", type=_calls, default=0, help="stop after N steps under the plan, and say how long they took")  # fmt: skip
         parser.add_argument("-o", "--output", metavar="OUT", type=Path, help="write the plan to this file")  # fmt: skip
         parser.add_argument("-f", "--force", action="store_true", help="overwrite OUT if it exists")
         parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")  # fmt: skip
@@ -64,7 +66,7 @@ class RunCommand:
         asked = api.make_options(
             budget or (plan.budget if plan else 0), allow=options.allow, seconds=options.seconds
         )
-        done = train(what, asked, _say, plan)
+        done = train(what, asked, _say, plan, options.verify, options.steps)
         if done.planner.stopped is not None:
             raise done.planner.stopped
         if is_first():
@@ -72,6 +74,13 @@ class RunCommand:
         if done.ended is not None:
             raise done.ended
         return Answer("", said=True)
+
+
+def _calls(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
 
 
 def _plan(file: Path) -> Plan:

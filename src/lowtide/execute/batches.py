@@ -20,23 +20,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowtide.errors import BudgetError, OptionError
+from lowtide.errors import BudgetError
 from lowtide.execute.fitting import Fitting
 from lowtide.execute.session import Options
 from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Loss, Step
 from lowtide.plan.plan import Plan
-from lowtide.units import format_bytes, format_percent, format_seconds
+from lowtide.plan.sizes import Timed, best_size, largest_size, size_table, sizes_to_time
 
 __all__ = ["Batch", "Batches", "Trials", "find_batches"]
 
 log = logging.getLogger("lowtide")
 
-_NEAR = 0.06
-"""The largest batch is found to within this part of it."""
-_RATIO = 2**0.5
-_TIMED = 5
-"""Sizes, at most."""
 _ROUNDS = 3
 _QUICK = 5.0
 """Seconds to plan, where only the answer counts whether there is a plan."""
@@ -55,6 +50,10 @@ class Batch:
         """Samples."""
         return self.size / self.seconds
 
+    def as_timed(self) -> Timed:
+        peak = self.plan.measured_peak or self.plan.peak
+        return Timed(self.size, self.seconds, peak, self.plan.overhead)
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -70,19 +69,10 @@ class Batches:
     @property
     def best(self) -> int:
         """The size with the most samples per second."""
-        return max(self.timed, key=lambda b: b.per_second).size
+        return best_size([one.as_timed() for one in self.timed])
 
     def __str__(self) -> str:
-        most = max(b.per_second for b in self.timed)
-        lines = ["   batch   samples/s   step time   recomputing        peak"]
-        for one in self.timed:
-            peak = one.plan.measured_peak or one.plan.peak
-            bar = "#" * round(20 * one.per_second / most)
-            lines.append(
-                f"{one.size:8d} {one.per_second:11.1f} {format_seconds(one.seconds):>11} {format_percent(one.plan.overhead):>13} "
-                f"{format_bytes(peak):>11}  {bar}{' best' if one.size == self.best else ''}"
-            )
-        return "\n".join(lines)
+        return size_table([one.as_timed() for one in self.timed])
 
 
 class Trials:
@@ -114,28 +104,6 @@ class Trials:
             return False
         log.info("a batch of %d fits", size)
         return True
-
-    def largest(self, start: int, most: int) -> int:
-        low, high = 0, start
-        while low < most and self.fits(high):
-            low, high = high, min(2 * high, most)
-        if low == most:
-            return most
-        while low == 0:
-            if high == 1:
-                assert self.refusal is not None, "a batch of 1 was refused"
-                raise self.refusal
-            if self.fits(high // 2):
-                low = high // 2
-            else:
-                high //= 2
-        while high - low > max(1, int(_NEAR * low)):
-            middle = (low + high) // 2
-            if self.fits(middle):
-                low = middle
-            else:
-                high = middle
-        return low
 
     def timed(self, sizes: Sequence[int]) -> tuple[Batch, ...]:
         """The largest first, so that what was refused after all leaves out none but itself."""
@@ -169,11 +137,8 @@ class Trials:
 
 
 def find_batches(trials: Trials, start: int, most: int) -> Batches:
-    if not 1 <= start <= most:
-        raise OptionError(f"start={start} and most={most}: the first batch is from 1 to the last")
-    largest = trials.largest(start, most)
-    sizes = sorted({max(1, round(largest / _RATIO**k)) for k in range(_TIMED)}, reverse=True)
-    found = trials.timed(sizes)
+    largest = largest_size(trials.fits, start, most)
+    found = trials.timed(sizes_to_time(largest)) if largest else ()
     if not found:
         assert trials.refusal is not None, "all were refused"
         raise trials.refusal

@@ -39,7 +39,7 @@ from lowtide.measure.step import backward as run_backward
 from lowtide.measure.timing import environment
 from lowtide.plan.floors import Floors
 from lowtide.plan.plan import Plan
-from lowtide.report.progress import display
+from lowtide.report.progress import showing
 from lowtide.settings import settings
 from lowtide.units import Budget, format_bytes
 
@@ -81,7 +81,7 @@ class Fitting:
     def run(self, *, verify: bool) -> Plan:
         previous = self.model._compiled_call_impl
         try:
-            with preserved(self.model, (self.args, self.kwargs)), self.shown():
+            with preserved(self.model, (self.args, self.kwargs)), showing(self.session):
                 return self.verified() if verify else self.planned(backward=False)
         except BaseException:
             detach(self.model, previous)
@@ -95,24 +95,12 @@ class Fitting:
         """The whole step with costs and makers, unplanned; the module is left as it was."""
         previous = self.model._compiled_call_impl
         try:
-            with preserved(self.model, (self.args, self.kwargs)), self.shown():
+            with preserved(self.model, (self.args, self.kwargs)), showing(self.session):
                 self.surveyed(backward=False)
         finally:
             detach(self.model, previous)
         assert self.whole is not None
         return self.whole
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Progress, where somebody sees it."""
-        with display() as shown:
-            if shown is not None:
-                shown.capturing()
-                self.session.measuring, self.session.solving = shown.measuring, shown.solving
-            try:
-                yield
-            finally:
-                self.session.measuring = self.session.solving = None
 
     def planned(self, *, backward: bool) -> Plan:
         """Plan the step: the first time by running it, or its forward where that is enough; then from what was seen."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TextIO
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Protocol, TextIO
 
 from lowtide.report.rich_quietly import BarColumn, Console, Progress, TaskID, TextColumn
 from lowtide.solve.planner import Progress as Solving
 from lowtide.units import format_seconds
 
-__all__ = ["Display", "display"]
+__all__ = ["Display", "Reporting", "display", "showing"]
 
 _PAUSE = 0.1
 """Seconds between two drawings."""
@@ -72,3 +72,25 @@ def display(stream: TextIO | None = None) -> Iterator[Display | None]:
     shown = Display(Console(file=out))
     with shown.bars:
         yield shown
+
+
+class Reporting(Protocol):
+    """What tells of its work while it plans."""
+
+    measuring: Callable[[int, int, int], None] | None
+    solving: Callable[[Solving], None] | None
+
+
+@contextmanager
+def showing(what: Reporting | None) -> Iterator[None]:
+    """Bars of what it does, while inside."""
+    with display() if what is not None else nullcontext() as shown:
+        if what is None or shown is None:
+            yield
+            return
+        shown.capturing()
+        what.measuring, what.solving = shown.measuring, shown.solving
+        try:
+            yield
+        finally:
+            what.measuring = what.solving = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from lowtide.execute.rounds import OrderedSurvey, Round
+from lowtide.execute.caller import with_caller
+from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
+from lowtide.execute.session import Session
 from lowtide.execute.survey import storage_key
 from lowtide.integrations.script.ranks import bucket_bytes
 from lowtide.integrations.script.trained import Call, tensors_in
-from lowtide.ir.graph import Kind
+from lowtide.ir.check import check_graph
+from lowtide.ir.graph import Graph, Kind
 from lowtide.measure.memory import held_by_all
 
-__all__ = ["Holdings", "OpenRound", "SeenRound", "given_bytes", "left_bytes"]
+__all__ = ["Holdings", "OpenRound", "SeenRound", "given_bytes", "left_bytes", "whole_round"]
+
+log = logging.getLogger("lowtide")
 
 
 class Holdings:
@@ -97,3 +103,27 @@ def left_bytes(survey: OrderedSurvey) -> int:
                 graph = seen.piece.graph
                 found[key] = graph.value[graph.storage(name)].bytes
     return sum(found.values())
+
+
+def whole_round(session: Session, holdings: Holdings, seen: SeenRound) -> Graph:
+    """A round as one graph, with everything that is held and that the code between takes counted in. The session is told of the latter."""
+    then, held_now = dict(seen.round.held), session.held
+    grown = max(0, holdings.state(predict=False) - then.get(Kind.OPTIMIZER, 0))
+    graph, program = round_graph(seen.round, seen.batch)
+    try:
+        session.held = lambda: then
+        found = extras(seen.round, session.with_held(graph), program, grown)
+        log.info("a round of %d segments takes besides its graphs %s", len(graph.segments), found)
+        others = then.get(Kind.OTHER, 0) + seen.left
+        state = holdings.state(predict=True)
+        held = {**then, str(Kind.OPTIMIZER): state, str(Kind.OTHER): others}
+        session.held = lambda: held
+        whole = with_caller(session.with_held(graph), found.before, found.after)
+    finally:
+        session.held = held_now
+    session.learnt = max(session.learnt, found.inside)
+    backwards = {s for s, one in enumerate(graph.segments) if one.name.startswith("backward")}
+    waits = max((size for s, size in found.before.items() if s in backwards), default=0)
+    session.caller = (max(session.caller[0], waits), max(session.caller[1], found.after))
+    check_graph(whole)
+    return whole

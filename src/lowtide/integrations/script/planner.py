@@ -24,10 +24,9 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from lowtide.errors import BudgetError, LowtideError, VerificationError
-from lowtide.execute.caller import with_caller
+from lowtide.errors import BudgetError, DifferenceError, LowtideError, VerificationError
 from lowtide.execute.fitting import make_session
-from lowtide.execute.rounds import OrderedSurvey, Round, extras, round_graph
+from lowtide.execute.rounds import OrderedSurvey, Round
 from lowtide.execute.session import Options, Session
 from lowtide.integrations.script.door import Door
 from lowtide.integrations.script.held import (
@@ -36,16 +35,19 @@ from lowtide.integrations.script.held import (
     SeenRound,
     given_bytes,
     left_bytes,
+    whole_round,
 )
-from lowtide.integrations.script.ranks import from_rank_0, largest
+from lowtide.integrations.script.pace import Pace
+from lowtide.integrations.script.ranks import from_rank_0, is_first, largest
 from lowtide.integrations.script.sources import differentiates_twice
 from lowtide.integrations.script.trained import Call, Watcher
-from lowtide.ir.check import check_graph
+from lowtide.integrations.script.verify import Verifier
 from lowtide.ir.graph import Graph, Kind
 from lowtide.ir.program import unplanned
 from lowtide.measure.memory import model_device
 from lowtide.measure.meter import Meter
 from lowtide.plan.plan import Plan
+from lowtide.report.progress import showing
 from lowtide.sim.memory import simulate
 from lowtide.units import format_bytes
 
@@ -77,11 +79,15 @@ class Planner(Watcher):
         say: Callable[[str], None],
         *,
         plan: Plan | None = None,
+        verify: int = 0,
+        steps: int = 0,
         exits: bool = False,
     ) -> None:
-        """`plan`: one to run instead of making one. `exits`: what stops the training ends the process."""
+        """`plan`: one to run instead of making one. `verify`: how many planned calls are compared with the script's own code. `steps`: stop after so
+        many under the plan; 0: never. `exits`: what stops the training ends the process."""
         self.options, self.say, self.exits = options, say, exits
         self.given = plan
+        self.verifier, self.pace = Verifier(verify), Pace(steps)
         self.phase = Phase.LOOK
         self.session: Session | None = None
         self.meter = Meter(torch.device("cpu"))
@@ -115,6 +121,8 @@ class Planner(Watcher):
         self.holdings.add(optimizer)
         if self.round is not None and not self.holdings.counting:
             self.round.updated = True
+        if self.phase is Phase.DONE:
+            self.pace.updated(optimizer)
 
     @contextmanager
     def differentiating_twice(self) -> Iterator[None]:
@@ -149,6 +157,8 @@ class Planner(Watcher):
     def prepare(self, call: Call) -> None:
         if self.phase is Phase.DONE and call.module in self.modules and not self.again:
             self.calling = call
+            self.pace.called(call.module, bool(self.holdings.optimizers))
+            self.verify(call)
             return
         if self.round is not None and self.is_over(self.round, call):
             self.end_round(self.round)
@@ -234,7 +244,7 @@ class Planner(Watcher):
             self.meter = Meter(device)
             self.session = make_session(self.options, device, self.held)
             self.session.cautious = True
-            self.session.planning = self.meter.paused
+            self.session.planning = self.working
             if self.given is not None:
                 self.phase, self.session.saved, self.plans = Phase.DONE, self.given, [self.given]
             elif self.options.budget.fraction is None and not differentiates_twice():
@@ -298,7 +308,11 @@ class Planner(Watcher):
     def make_plans(self) -> None:
         assert self.session is not None
         self.session.cautious = False
-        found = [self.whole(seen) for seen in self.rounds.values() if seen.round.survey.runs()]
+        found = [
+            whole_round(self.session, self.holdings, seen)
+            for seen in self.rounds.values()
+            if seen.round.survey.runs()
+        ]
         self.batch = max((s.round.held.get(Kind.BATCH, 0) for s in self.rounds.values()), default=0)
         self.rounds.clear()
         if not found:  # no backward has come: keep looking
@@ -314,36 +328,12 @@ class Planner(Watcher):
         if self.session is not None and self.options.budget.fraction is not None and before:
             self.session.fixed = int(before * self.options.budget.fraction)
 
-    def whole(self, seen: SeenRound) -> Graph:
-        """A round as one graph, with everything that is held and that the code between takes counted in."""
-        assert self.session is not None
-        then = dict(seen.round.held)
-        now, there = (
-            self.holdings.by_kind(predict=predict).get(Kind.OPTIMIZER, 0)
-            for predict in (True, False)
-        )
-        grown = max(0, there - then.get(Kind.OPTIMIZER, 0))
-        graph, program = round_graph(seen.round, seen.batch)
-        self.session.held = lambda: then
-        found = extras(seen.round, self.session.with_held(graph), program, grown)
-        log.info("a round of %d segments takes besides its graphs %s", len(graph.segments), found)
-        others = then.get(Kind.OTHER, 0) + seen.left
-        held = {**then, str(Kind.OPTIMIZER): now, str(Kind.OTHER): others}
-        self.session.held = lambda: held
-        whole = with_caller(self.session.with_held(graph), found.before, found.after)
-        self.session.held = self.held
-        self.session.learnt = max(self.session.learnt, found.inside)
-        waits = max((v for s, v in found.before.items() if _is_backward(graph, s)), default=0)
-        caller = self.session.caller
-        self.session.caller = (max(caller[0], waits), max(caller[1], found.after))
-        check_graph(whole)
-        return whole
-
     def plan(self) -> None:
         assert self.session is not None
         session, wholes = self.session, self.wholes
         try:
-            self.plans = from_rank_0(lambda: [session.plan_step(whole) for whole in wholes])
+            with self.working():
+                self.plans = from_rank_0(lambda: [session.plan_step(whole) for whole in wholes])
         except BudgetError as error:
             self.stop(error)
         first, *more = self.plans
@@ -351,6 +341,12 @@ class Planner(Watcher):
         self.session.trusted, self.session.fixed = True, first.budget
         self.after = 0
         self.attach_anew()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What planning takes is not the script's, and how far it is may be seen."""
+        with self.meter.paused(), showing(self.session if is_first() else None):
+            yield
 
     def check(self, peak: int | None, over: bool) -> None:
         assert self.session is not None
@@ -368,6 +364,12 @@ class Planner(Watcher):
         elif over and (peak or self.count >= _ROUNDS):  # 0: the script's own profiler ran
             self.phase = Phase.DONE
 
+    def verify(self, call: Call) -> None:
+        try:
+            self.verifier.compare(call, exact=all(plan.exact for plan in self.plans))
+        except DifferenceError as error:
+            self.stop(error)
+
     # What is held.
 
     def held(self) -> Mapping[str, int]:
@@ -380,10 +382,6 @@ class Planner(Watcher):
 
 def _unplanned_peak(graph: Graph) -> int:
     return simulate(graph, unplanned(graph)).peak
-
-
-def _is_backward(graph: Graph, segment: int) -> bool:
-    return graph.segments[segment].name.startswith("backward")
 
 
 def _still_over(peak: int, budget: int) -> VerificationError:
