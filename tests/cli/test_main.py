@@ -73,6 +73,7 @@ FLAGS = {
         "--frontier",
         "--seconds",
         "--measured",
+        "--trace",
     },
     "explain": {"code"},
     "cache": {"action"},

@@ -198,3 +198,32 @@ def test_a_budget_below_the_floor_stops_before_anything_is_trained(
     assert planner.stopped is not None
     assert planner.stopped.floor > 300_000
     assert all(torch.equal(a, b) for a, b in zip(before, state(model)))
+
+
+def test_an_output_that_nobody_uses_after_a_graph_break() -> None:
+    """What follows the break has a graph of its own for it, which never runs backward."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = net()
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = self.body(x)
+            loss = F.cross_entropy(logits, y)
+            torch._dynamo.graph_break()
+            return loss, logits.double()
+
+    def loop() -> list[torch.Tensor]:
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        losses = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss, _ = model(*batch())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return [*losses, *state(model)]
+
+    fits(planned(loop))

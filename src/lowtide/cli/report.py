@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowtide.cli.answer import Answer, working
+from lowtide.cli.output import free_output
 from lowtide.cli.plan import plan_facts, positive
 from lowtide.errors import OptionError
 
@@ -39,7 +40,10 @@ class ReportCommand:
             help="where to write the page (default: beside FILE; with --json: nowhere)",
         )
         parser.add_argument(
-            "-f", "--force", action="store_true", help="overwrite PAGE though it is no report"
+            "-f",
+            "--force",
+            action="store_true",
+            help="overwrite PAGE though it is no report, and a trace",
         )
         parser.add_argument(
             "--frontier", action="store_true", help="also what other budgets would cost in time"
@@ -57,15 +61,23 @@ class ReportCommand:
             type=Path,
             help="a *.profile.json of the planned step, drawn over the predicted one",
         )
+        parser.add_argument(
+            "--trace",
+            metavar="FILE",
+            type=Path,
+            help="also write every op and every byte as a trace, for ui.perfetto.dev",
+        )
 
     def run(self, options: argparse.Namespace) -> Answer:
         output = _output(options)
+        traced = free_output(options.trace, force=options.force) if options.trace else None
 
         from lowtide import api
         from lowtide.report.data import as_data
         from lowtide.report.page import page
         from lowtide.report.picture import picture_of
         from lowtide.report.terminal import lines_of, plain
+        from lowtide.report.trace import trace
 
         source = api.load(options.file)
         picture = picture_of(
@@ -77,6 +89,8 @@ class ReportCommand:
         )
         if output is not None:
             output.write_text(page(picture), encoding="utf-8")
+        if traced is not None:
+            traced.write_text(trace([s.step for s in picture.steps]), encoding="utf-8")
         lines = lines_of(picture, _said(source))
         return Answer(
             plain(lines),

@@ -14,11 +14,12 @@ from typing import Any
 from lowtide.execute.pieces import FOREVER, Run, home_of, merge
 from lowtide.execute.survey import Piece, Survey, _Seen
 from lowtide.ir.graph import Graph
+from lowtide.ir.json import graph_hash
 from lowtide.ir.program import Program
 from lowtide.measure.meter import Meter
 from lowtide.sim.memory import Timeline, simulate
 
-__all__ = ["Extras", "OrderedSurvey", "Round", "extras", "round_graph"]
+__all__ = ["Extras", "OrderedSurvey", "Round", "extras", "forward_only", "round_graph"]
 
 FORWARD, BACKWARD = 0, 1
 
@@ -145,6 +146,17 @@ def round_graph(one: Round, known: frozenset[int]) -> tuple[Graph, Program]:
         for segment, names in zip(home_of(graph, index), piece.program.steps):
             steps[segment] = tuple(f"{index}/{n}" for n in names)
     return graph, Program(tuple(steps))
+
+
+def forward_only(rounds: Sequence[Round]) -> dict[str, tuple[Graph, Program]]:
+    """By their hash, the graphs of which nobody wanted a gradient, and what they ran."""
+    pieces = [s.piece for one in rounds for s in one.survey.seen]
+    back = {id(s.piece) for one in rounds for s in one.survey.seen if s.backward_ran}
+    return {
+        graph_hash(piece.graph.as_captured()): (piece.graph, piece.program)
+        for piece in pieces
+        if id(piece) not in back and piece.program is not None
+    }
 
 
 def extras(one: Round, graph: Graph, program: Program, grown: int) -> Extras:

@@ -88,6 +88,8 @@ class Session:
     """The saved plan was made in this process: a graph it does not know is a new shape, not a mistake."""
     more: tuple[Plan, ...] = ()
     """Further plans to look graphs up in: of other rounds of the same training."""
+    aside: dict[str, tuple[Graph, Program]] = field(default_factory=dict)
+    """Graphs by their hash that ran forward only when they were surveyed, as those of outputs nobody uses: what they take was seen as the caller's."""
     cautious: bool = False
     """Surveyed are steps of the user's own, in which more happens than one module's call: a graph is planned as one of several."""
     caller: tuple[int, int] = (0, 0)
@@ -175,6 +177,8 @@ class Session:
             if graph_hash(one.graph.as_captured()) == wanted:
                 self.check_bits(captured, one.graph, one.program)
                 return one.graph, one.program, one.handed
+        if wanted in self.aside:
+            return *self.aside[wanted], frozenset()
         if not self.trusted:
             check_match(parts[0].graph.as_captured(), captured.graph)
         smaller = self.look_up_larger(captured, graph, parts)

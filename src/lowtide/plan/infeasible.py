@@ -10,7 +10,11 @@ from lowtide.units import format_bytes
 
 __all__ = ["budget_error", "floor_parts", "or_rounded"]
 
-_STATIC = (Kind.PARAMETER, Kind.BUFFER, Kind.OPTIMIZER)
+_HELD: dict[str, str] = {
+    Kind.GRADIENT: "gradients",
+    Kind.BATCH: "batch",
+    Kind.OTHER: "what else is held, by other graphs or the caller",
+}
 
 
 def floor_parts(timeline: Timeline) -> dict[str, int]:
@@ -23,14 +27,8 @@ def floor_parts(timeline: Timeline) -> dict[str, int]:
             "batch" if value.kind is Kind.BATCH else "parameters, buffers and optimizer state"
         ] += value.bytes
     for kind, size in graph.held.items():
-        key = (
-            "gradients"
-            if kind == Kind.GRADIENT
-            else "batch"
-            if kind == Kind.BATCH
-            else "parameters, buffers and optimizer state"
-        )
-        parts[key] += size
+        key = _HELD.get(kind, "parameters, buffers and optimizer state")
+        parts[key] = parts.get(key, 0) + size
     if not timeline.moments:
         return parts
     moment = timeline.moments[timeline.peak_moment]

@@ -26,7 +26,7 @@ from torch._dynamo import OptimizedModule
 
 from lowtide.errors import BudgetError, DifferenceError, LowtideError, VerificationError
 from lowtide.execute.fitting import make_session
-from lowtide.execute.rounds import OrderedSurvey, Round
+from lowtide.execute.rounds import OrderedSurvey, Round, forward_only
 from lowtide.execute.session import Options, Session
 from lowtide.integrations.script.door import Door
 from lowtide.integrations.script.held import (
@@ -313,6 +313,7 @@ class Planner(Watcher):
             for seen in self.rounds.values()
             if seen.round.survey.runs()
         ]
+        self.session.aside = forward_only([seen.round for seen in self.rounds.values()])
         self.batch = max((s.round.held.get(Kind.BATCH, 0) for s in self.rounds.values()), default=0)
         self.rounds.clear()
         if not found:  # no backward has come: keep looking
