@@ -1,8 +1,8 @@
-"""What is done to a joint graph before it is read? The same normalisation as PyTorch's own partitioner, and one repair.
+"""What is done to a joint graph before it is read? The same normalisation as PyTorch's own partitioner, and two repairs.
 
 Dead code goes, common subexpressions are shared (for the last time: from here on a repeated op is a decision), user marks are
-tidied, collectives and effects are pinned. The repair: a backward op that reads a primal which forward mutates would read
-the new value, silently wrong in stock PyTorch 2.13; it is given a copy taken in forward instead.
+tidied, collectives and effects are pinned. A backward op that reads a primal which forward mutates would read
+the new value, silently wrong in stock PyTorch 2.13; it is given a copy taken in forward instead. And dropout on a CPU is made to round as eager's does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,17 @@ from torch._functorch import partitioners
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lowtide.capture import meaning
+from lowtide.kernels.dropout import compiled_scale, eager_scale
 
 __all__ = ["prepare"]
+
+_DROPOUT = torch.ops.aten.native_dropout.default
+_DROPOUT_BACKWARD = torch.ops.aten.native_dropout_backward.default
 
 
 def prepare(joint: fx.GraphModule, num_forward_outputs: int) -> fx.GraphModule:
     joint.graph.eliminate_dead_code()
+    _round_dropout_as_eager_does(joint)
     joint.recompile()
     if functorch_config.cse:
         joint.graph = partitioners.fx_graph_cse(joint.graph)
@@ -36,6 +41,22 @@ def prepare(joint: fx.GraphModule, num_forward_outputs: int) -> fx.GraphModule:
     joint.graph.lint()
     joint.recompile()
     return joint
+
+
+def _round_dropout_as_eager_does(joint: fx.GraphModule) -> None:
+    for node in joint.graph.find_nodes(op="call_function", target=_DROPOUT):
+        given, p, train = node.args
+        tensor = given.meta.get("val")
+        known = isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu"
+        if not known or train is False or not 0 < p < 1:
+            continue
+        scale = eager_scale(p, tensor.dtype)
+        if compiled_scale(p, tensor.dtype) != scale:
+            node.target, node.args = torch.ops.lowtide.dropout.default, (given, p, scale)
+        for mask in list(node.users):
+            for user in list(mask.users):
+                if user.target is _DROPOUT_BACKWARD and user.args[1] is mask:
+                    user.update_arg(2, scale)
 
 
 def _copy_what_forward_overwrites(joint: fx.GraphModule, num_forward_outputs: int) -> None:
