@@ -214,3 +214,29 @@ def test_a_tensor_is_held_until_a_smaller_one_is_made_from_it():
 
 def graph_seconds(graph: Graph) -> float:
     return sum(op.seconds for op in graph.ops)
+
+
+def test_a_copy_is_written_over_its_original_and_copied_back() -> None:
+    """One part of an op reads the copy, the other the original again: both never have to exist at once."""
+    big = 100
+    values = (
+        Value("x", 1, "x"), Value("s", big, "s"), Value("c", big, "c"),
+        Value("small", 1, "small"), Value("large", big, "large"),
+    )  # fmt: skip
+    form = {"segment": 1, "of": "both", "rule": "copies"}
+    ops = (
+        Op("make", "make", ("x",), ("s",), segment=1, seconds=9.0),
+        Op("both", "both", ("s",), ("small", "large"), segment=1, seconds=1.0, workspace=2 * big),
+        Op("there", "lowtide.copy", ("s",), ("c",), over=("s",), seconds=0.1, **form),
+        Op("back", "lowtide.copy_back", ("c",), ("s",), over=("c",), seconds=0.1, segment=1, of="make", rule="copies"),
+        Op("from_copy", "both", ("c",), ("small",), seconds=1.0, **form),
+        Op("from_original", "both", ("s",), ("large",), over=("s",), seconds=1.0, **form),
+    )  # fmt: skip
+    graph = Graph(
+        ops=ops, values=values, outside=(Outside("x"),),
+        required=(Required("small", 1), Required("large", 1)),
+    )  # fmt: skip
+    result = solve(graph, big + 10, solver="search", plays=2000)
+    assert result.status is not Status.INFEASIBLE
+    assert list(result.program.steps[1]) == ["make", "there", "from_copy", "back", "from_original"]
+    assert result.peak == big + 2
