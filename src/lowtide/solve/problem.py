@@ -231,11 +231,10 @@ def _ways(
     """Each captured op as itself, and as every set of rules' ops that make its outputs between them, each once; also as one that makes
     something else in the place of some, for other forms of the ops that read these. Where one part reads a copy and a later one the original, the
     original may also be copied back between them, so that the copy can be written over it."""
-    backs = {
-        (reads[i][0], makes[i][0]): i
-        for i, op in enumerate(ops)
-        if op.target == "lowtide.copy_back" and len(reads[i]) == len(makes[i]) == 1
-    }
+    backs: dict[int, list[int]] = {}
+    for i, op in enumerate(ops):
+        if op.target == "lowtide.copy_back":
+            backs.setdefault(reads[i][0], []).append(i)
     forms: dict[int, list[int]] = {}
     others: dict[int, list[int]] = {}
     for op in ops:
@@ -253,21 +252,23 @@ def _ways(
     for i in range(len(makes)):
         found = [[i], *(_covers(set(makes[i]), forms[i], makes) if i in forms else ())]
         found += [[form] for form in others.get(i, ())]
-        found += [way for way in (_copying_back(one, backs, reads) for one in found) if way]
+        found += [way for way in (_copying_back(one, backs, reads, makes) for one in found) if way]
         ways.append([*range(len(parts), len(parts) + len(found))])
         parts += found
     return pack(ways), pack(parts)
 
 
 def _copying_back(
-    way: list[int], backs: dict[tuple[int, int], int], reads: list[list[int]]
+    way: list[int], backs: dict[int, list[int]], reads: list[list[int]], makes: list[list[int]]
 ) -> list[int]:
-    """The same parts with copies back before those that read an original again; empty if there are none."""
+    """The same parts with copies back before those that read an original again; empty if there are none. `backs`: by the copy."""
     made: list[int] = []
-    for place, part in enumerate(way):
-        copies = {s for earlier in way[:place] for s in reads[earlier]}
-        made += [b for (copy, s), b in backs.items() if copy in copies and s in reads[part]]
+    there: list[int] = []
+    """Copies back of what earlier parts read."""
+    for part in way:
+        made += [b for b in there if makes[b][0] in reads[part]]
         made.append(part)
+        there += [b for copy in reads[part] for b in backs.get(copy, ())]
     return made if len(made) > len(way) else []
 
 
