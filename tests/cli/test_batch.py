@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lowtide.plan.sizes import largest_size, sizes_to_time
-
 SCRIPT = """
 import sys
 import torch
@@ -30,17 +28,6 @@ def batch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "lowtide", "batch", *words]
     return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("most_that_fits", [1, 7, 8, 100, 1000])
-def test_the_largest_is_found_within_its_tolerance(most_that_fits: int) -> None:
-    found = largest_size(lambda size: size <= most_that_fits, 8, 1000)
-    assert most_that_fits / 1.07 - 1 <= found <= most_that_fits
-    assert sizes_to_time(found)[0] == found
-
-
-def test_nothing_fits() -> None:
-    assert largest_size(lambda size: False, 8, 1000) == 0
 
 
 def test_usage(tmp_path: Path) -> None:

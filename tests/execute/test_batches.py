@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 import lowtide
 from lowtide.errors import OptionError
-from lowtide.execute.batches import Trials
+from lowtide.execute.batches import Trials, find_batches
+from lowtide.plan.sizes import largest_size
 
 
 class Limited(Trials):
@@ -29,15 +31,15 @@ class Limited(Trials):
 @pytest.mark.parametrize("start", [1, 8, 300])
 def test_the_largest_is_found_to_six_percent(limit: int, start: int) -> None:
     trials = Limited(limit)
-    found = trials.largest(start, 4096)
+    found = largest_size(trials.fits, start, 4096)
     assert 0.94 * limit - 1 <= found <= limit
     assert trials.asked <= 24
 
 
 def test_if_all_fit_it_is_the_most_and_if_none_does_a_refusal() -> None:
-    assert Limited(10**9).largest(8, 5000) == 5000
+    assert largest_size(Limited(10**9).fits, 8, 5000) == 5000
     with pytest.raises(lowtide.BudgetError):
-        Limited(0).largest(8, 64)
+        find_batches(Limited(0), 8, 64)
 
 
 def make_batch(size: int) -> tuple[Tensor]:
@@ -46,8 +48,9 @@ def make_batch(size: int) -> tuple[Tensor]:
 
 @pytest.mark.usefixtures("estimated")
 def test_real_batches_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lowtide.execute.batches._TIMED", 2)
-    monkeypatch.setattr("lowtide.execute.batches._NEAR", 0.4)
+    sizes = sys.modules[largest_size.__module__]  # `lowtide.plan` is a function
+    monkeypatch.setattr(sizes, "_TIMED", 2)
+    monkeypatch.setattr(sizes, "_NEAR", 0.4)
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))  # fmt: skip
     before = copy.deepcopy(model.state_dict())
