@@ -280,7 +280,7 @@ def test_only_forward_runs_where_that_is_enough(x: Tensor) -> None:
 def test_ctrl_c_while_solving_keeps_the_best_plan(
     x: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lowtide.execute import fitting
+    from lowtide.report import progress
 
     class Shown:
         calls = 0
@@ -293,7 +293,7 @@ def test_ctrl_c_while_solving_keeps_the_best_plan(
             Shown.calls += 1
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(fitting, "display", lambda: contextlib.nullcontext(Shown()))
+    monkeypatch.setattr(progress, "display", lambda: contextlib.nullcontext(Shown()))
     plain = blocks(6)
     model = copy.deepcopy(plain)
     plan = fit(model, x, "75%", seconds=20.0, verify=False)
