@@ -34,6 +34,8 @@ __all__ = ["ENCODES", "lower"]
 
 ENCODES = "lowtide encodes"
 """In a node's `meta`: it makes something that only rules know."""
+_BACK = "lowtide.copy_back"
+"""Makes one tensor, whatever else the call makes that made the original."""
 _TAGS = ("must_be_in_forward", "must_be_in_backward")
 
 
@@ -154,6 +156,8 @@ class _Lowering:
 
     def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
         """The captured call's; of what only rules make, what the form makes of fake tensors."""
+        if op.target == _BACK:
+            return self.captured.tensors[op.outputs[0]].meta
         if op.outputs[0] in self.captured.graph.value and not form.elements:
             return node.meta
         original = next(n for n in form.args if isinstance(n, fx.Node)).meta
@@ -176,7 +180,7 @@ class _Lowering:
                 continue
             index = self.captured.elements.get(name, added.get(name))
             made = call
-            if index is not None:
+            if index is not None and op.target != _BACK:
                 made = self.new.call_function(operator.getitem, (call, index))
                 known = self.captured.tensors[name].meta if name not in added else {}
                 made.meta = self.tagged(known)
