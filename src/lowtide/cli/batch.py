@@ -12,7 +12,7 @@ from lowtide.cli.answer import Answer
 from lowtide.cli.plan import positive
 from lowtide.errors import BudgetError, LowtideError, OptionError, VerificationError
 from lowtide.plan.sizes import Timed, best_size, largest_size, size_table, sizes_to_time
-from lowtide.units import Budget, format_seconds, parse_budget
+from lowtide.units import format_seconds, parse_budget
 
 __all__ = ["BatchCommand"]
 
@@ -42,12 +42,11 @@ class BatchCommand:
             raise OptionError(f"no argument of the script is {_PLACE}, the batch: {_USE}")
         if options.steps < 1:
             raise OptionError("--steps is a number above 0")
-        budget = parse_budget(options.budget)
-        if budget.fraction is not None:
+        if parse_budget(options.budget).fraction is not None:
             raise OptionError(
                 f"--budget {options.budget} is a share of a step that depends on the batch: say it in bytes"
             )
-        trials = _Trials(options, budget)
+        trials = _Trials(options)
         largest = largest_size(trials.fits, options.start, options.most)
         if not largest:
             raise BudgetError(
@@ -65,8 +64,8 @@ class BatchCommand:
 class _Trials:
     """Each size is tried once, in a process of its own."""
 
-    def __init__(self, options: argparse.Namespace, budget: Budget) -> None:
-        self.options, self.budget = options, budget
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         self.done: dict[int, Timed | None] = {}
         self.floor = 0
 

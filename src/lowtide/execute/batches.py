@@ -38,21 +38,10 @@ _QUICK = 5.0
 
 
 @dataclass(frozen=True)
-class Batch:
-    """One size: planned for the budget, measured."""
+class Batch(Timed):
+    """One size, and the plan it was measured with."""
 
-    size: int
     plan: Plan
-    seconds: float
-
-    @property
-    def per_second(self) -> float:
-        """Samples."""
-        return self.size / self.seconds
-
-    def as_timed(self) -> Timed:
-        peak = self.plan.measured_peak or self.plan.peak
-        return Timed(self.size, self.seconds, peak, self.plan.overhead)
 
 
 @dataclass(frozen=True)
@@ -69,10 +58,10 @@ class Batches:
     @property
     def best(self) -> int:
         """The size with the most samples per second."""
-        return best_size([one.as_timed() for one in self.timed])
+        return best_size(self.timed)
 
     def __str__(self) -> str:
-        return size_table([one.as_timed() for one in self.timed])
+        return size_table(self.timed)
 
 
 class Trials:
@@ -123,9 +112,7 @@ class Trials:
                 seconds = self.seconds(step)
                 if number >= 0:
                     times[size].append(seconds)
-        return tuple(
-            Batch(size, plans[size], statistics.median(times[size])) for size in sorted(steps)
-        )
+        return tuple(_batch(size, times[size], plans[size]) for size in sorted(steps))
 
     def seconds(self, step: Step) -> float:
         with preserved(step.model, step.args):
@@ -134,6 +121,11 @@ class Trials:
             for device in {p.device for p in step.model.parameters() if p.device.type != "cpu"}:
                 torch.get_device_module(device).synchronize(device)
             return time.perf_counter() - started
+
+
+def _batch(size: int, times: Sequence[float], plan: Plan) -> Batch:
+    peak = plan.measured_peak or plan.peak
+    return Batch(size, statistics.median(times), peak, plan.overhead, plan)
 
 
 def find_batches(trials: Trials, start: int, most: int) -> Batches:
