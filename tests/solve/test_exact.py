@@ -353,6 +353,15 @@ def test_cut_short_it_still_has_a_bound(nodes: int) -> None:
     assert 0 < cut.bound <= best.seconds
 
 
+def test_out_of_time_it_still_has_a_bound() -> None:
+    graph = chain(6)
+    budget = simulate(graph, unplanned(graph)).peak * 6 // 10
+    best, cut = exact(graph, budget), exact(graph, budget, patience=0.0)
+    assert not cut.proved
+    assert cut.nodes < best.nodes
+    assert 0 < cut.bound <= best.seconds
+
+
 def test_the_bound_grows_with_the_states_looked_at() -> None:
     graph = chain(8)
     budget = simulate(graph, unplanned(graph)).peak // 2

@@ -17,6 +17,7 @@ that every program has its path here, with the very bytes the simulator gives it
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,8 +51,15 @@ class Exact:
     """States looked at."""
 
 
-def exact(graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = math.inf) -> Exact:
-    """Looks at up to `nodes` states, for a program that takes less than `faster_than` seconds."""
+def exact(
+    graph: Graph,
+    budget: int,
+    nodes: int = 200_000,
+    faster_than: float = math.inf,
+    patience: float = math.inf,
+) -> Exact:
+    """Looks at up to `nodes` states, and for up to `patience` seconds, for a program that takes less than `faster_than` seconds."""
+    until = time.perf_counter() + patience
     step = Step(graph, budget)
     if not step.expressible:
         return Exact(None, math.inf, 0.0, False, 0)
@@ -61,7 +69,7 @@ def exact(graph: Graph, budget: int, nodes: int = 200_000, faster_than: float = 
     while least <= most and least < NEVER and step.room >= 0:
         if used >= nodes:
             return Exact(None, math.inf, _seconds(least, faster_than), False, used)
-        search = _Search(step, min(limit, most), nodes - used)
+        search = _Search(step, min(limit, most), nodes - used, until)
         end = search.run()
         used += search.nodes
         least = max(least, search.bound)
@@ -91,8 +99,8 @@ class _State(NamedTuple):
 class _Search:
     """One round: all programs that take at most `limit` ticks, the most promising first."""
 
-    def __init__(self, step: Step, limit: int, most: int) -> None:
-        self.step, self.limit, self.most = step, limit, most
+    def __init__(self, step: Step, limit: int, most: int, until: float) -> None:
+        self.step, self.limit, self.most, self.until = step, limit, most, until
         self.nodes = 0
         self.stopped = False
         self.bound = NEVER
@@ -161,9 +169,9 @@ class _Search:
         return False
 
     def expand(self, state: _State, cost: int, total: int) -> bool:
-        """False if there were too many states to look at."""
+        """False if there were too many states to look at, or it took too long."""
         for after, ticks, name in self.next(state):
-            if self.nodes >= self.most:
+            if self.nodes >= self.most or time.perf_counter() > self.until:
                 return False
             self.add(after, cost + ticks, total, state, name)
         return True

@@ -182,7 +182,9 @@ class _Planning:
         if not share or (solver == "auto" and ops > _FEW_OPS):
             return None
         try:
-            answer = exact(self.graph, self.budget, nodes=int(share * _STATES))
+            patience = max(share, 0.3 * seconds)  # states of large steps take longer
+            nodes = int(share * _STATES)
+            answer = exact(self.graph, self.budget, nodes=nodes, patience=patience)
         except KeyboardInterrupt:  # the search then returns what it has
             self.search.interrupted = True
             return None
