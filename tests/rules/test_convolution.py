@@ -13,7 +13,9 @@ import lowtide
 from lowtide.capture.forms import Form
 from lowtide.cost.store import CostStore
 from lowtide.errors import PlanMismatchError
+from lowtide.ir.program import Program
 from lowtide.kernels.convolution import (
+    gradients_and_made_parts,
     input_gradient,
     output_padding,
     parameter_gradients,
@@ -23,13 +25,8 @@ from lowtide.kernels.layout import in_parts
 from lowtide.measure import price, probe
 from lowtide.measure.timing import Call
 from lowtide.plan.plan import Plan
-from lowtide.rules.convolution import (
-    ChannelParts,
-    ChannelsLast,
-    SplitBackward,
-    Transposed,
-    parts_of,
-)
+from lowtide.rules.convolution import SplitBackward, Transposed
+from lowtide.rules.layouts import MADE_PARTS, ChannelParts, ChannelsLast, parts_of
 from lowtide.solve.problem import make_problem
 from lowtide.solve.search import Search
 from tests.training import differences, fit_or_floor
@@ -100,6 +97,28 @@ def test_parts_of_channels_give_the_parameter_gradients(bias: bool):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("blocked", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_parts_of_an_input_can_be_made_one_at_a_time(bias: bool, blocked: bool):
+    source, filters, dy = (
+        torch.randn(3, 3, 9, 9),
+        torch.randn(32, 3, 3, 3),
+        torch.randn(3, 64, 9, 9),
+    )
+    some = torch.randn(32) if bias else None
+    w = torch.randn(64, 32, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    x = torch.ops.aten.convolution.default(source, filters, some, *rest).relu()
+    _, *expected = torch.ops.aten.convolution_backward.default(dy, x, w, [64], *rest, [False, True, True])  # fmt: skip
+    *made, inside = gradients_and_made_parts(
+        in_parts(dy, 4), 2, source, filters, some, w, [64], *rest, wanted=[False, True, True],
+        convolved=rest, then=((torch.ops.aten.relu.default, ()),), blocked=blocked,
+    )  # fmt: skip
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(inside, x, rtol=1e-4, atol=1e-4)
+
+
 CONVOLUTION = (ChannelsLast(), ChannelParts(), SplitBackward(), Transposed())
 
 
@@ -147,6 +166,67 @@ def test_less_workspace(lean: Plan):
     for rule in ("parts", "channels_last"):
         other = ops.get(f"convolution_backward.{rule}")  # not there where it rounds otherwise
         assert other is None or other.workspace < 0.6 * whole
+
+
+class First(nn.Module):
+    """The second convolution's input is large, and what it is made from is small."""
+
+    def __init__(self, *between: nn.Module) -> None:
+        super().__init__()
+        wide = nn.Conv2d(32, 32, 3, padding=1)
+        self.body = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *between, wide, nn.MaxPool2d(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x).tanh().mean()
+
+
+RULES = (ChannelParts(), SplitBackward())
+
+
+def making_parts(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[str]]:
+    monkeypatch.setattr(price, "same_bits", lambda *_, **__: True)
+    plan = lowtide.fit(model, images(), budget="100%", rules=RULES, seconds=0.2, verify=False)
+    return plan, [op.name for op in plan.graph.ops if op.target == MADE_PARTS]
+
+
+@pytest.mark.parametrize(
+    "between", [[], [nn.ReLU()], [nn.Tanh(), nn.LeakyReLU(0.1)]], ids=["bare", "relu", "two"]
+)
+def test_an_input_that_is_large_is_made_in_parts(
+    between: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+):
+    plain = First(*between)
+    planned = copy.deepcopy(plain)
+    plan, (name,) = making_parts(copy.deepcopy(plain), monkeypatch)
+    graph = plan.graph
+    op, whole = graph.op[name], graph.op[graph.op[name].of]
+    assert whole.inputs[1] not in op.inputs
+    assert op.workspace < whole.workspace
+    copied = next(o.name for o in graph.ops if op.inputs[0] in o.outputs)
+    forward, backward = plan.program.steps
+    parts = {whole.name: (f"{whole.name}.input", copied, name)}
+    swapped = Program((forward, tuple(n for one in backward for n in parts.get(one, (one,)))))
+    lowtide.apply(planned, replace(plan, program=swapped))
+    for a, b in zip(results(plain), results(planned), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def results(model: nn.Module) -> list[Tensor]:
+    model(*images()).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [[nn.BatchNorm2d(32)], [nn.Conv2d(32, 32, 1)], [nn.Dropout(0.5)]],
+    ids=["norm", "wide", "random"],
+)
+def test_what_depends_on_more_is_not_made_in_parts(
+    between: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+):
+    """A norm's statistics, an input that is as large, and random numbers."""
+    _, names = making_parts(First(*between), monkeypatch)
+    assert "convolution_backward.made_parts" not in names
 
 
 def test_copies_that_nobody_reads_are_not_offered(lean: Plan):

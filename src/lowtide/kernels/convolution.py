@@ -1,19 +1,23 @@
-"""Parts of a convolution's backward by other kernels than the joint op's: see `rules/convolution.py` for why.
+"""Parts of a convolution's backward by other kernels than the joint op's: see `rules/convolution.py` and
+`rules/layouts.py` for why.
 
 Each returns what `aten.convolution_backward` returns, with None for what it does not make, so that either can stand in for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "gradients_and_made_parts",
     "input_gradient",
     "output_padding",
     "parameter_gradients",
+    "parameter_gradients_by_made_parts",
     "parameter_gradients_by_parts",
 ]
 
@@ -72,18 +76,92 @@ def parameter_gradients_by_parts(
     *rest: object,
     wanted: Sequence[bool],
 ) -> Gradients:
-    """From both operands in parts of their channels (`kernels/layout.py`); of the weight's gradient a block from each pair."""
+    """From both operands in parts of their channels (`kernels/layout.py`)."""
+    return _by_pairs(gradients, len(given), given.__getitem__, weight, rest, wanted)
+
+
+def parameter_gradients_by_made_parts(
+    gradients: Tensor,
+    count: int,
+    source: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *rest: object,
+    wanted: Sequence[bool],
+    convolved: Sequence[Any],
+    then: Sequence[tuple[Callable[..., Tensor], Sequence[Any]]],
+    blocked: bool,
+) -> Gradients:
+    """The same where the input is what these filters and then these activations make of a source: `count` parts, each made when it is
+    wanted. `blocked`: in oneDNN's own layout, which its kernels need not copy then."""
+    make = _made_parts(count, source, filters, bias, convolved, then, blocked)
+    return _by_pairs(gradients, count, make, weight, rest, wanted)
+
+
+def gradients_and_made_parts(
+    gradients: Tensor,
+    count: int,
+    source: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    *rest: Any,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """The same, and the whole input, for comparison."""
+    operands = (count, source, filters, bias)
+    found = parameter_gradients_by_made_parts(gradients, *operands, *rest, **options)
+    make = _made_parts(*operands, options["convolved"], options["then"], options["blocked"])
+    parts = (make(index) for index in range(count))
+    inside = torch.cat([part.to_dense() if part.is_mkldnn else part for part in parts], 1)
+    return (*(tensor for tensor in found if tensor is not None), inside)
+
+
+def _made_parts(
+    count: int,
+    source: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    convolved: Sequence[Any],
+    then: Sequence[tuple[Callable[..., Tensor], Sequence[Any]]],
+    blocked: bool,
+) -> Callable[[int], Tensor]:
+    def make(index: int) -> Tensor:
+        some = None if bias is None else bias.chunk(count)[index]
+        given = source.to_mkldnn() if blocked else source
+        made = torch.ops.aten.convolution.default(
+            given, filters.chunk(count)[index], some, *convolved
+        )
+        for call, more in then:
+            made = call(made, *more)
+        return made
+
+    return make
+
+
+def _by_pairs(
+    gradients: Tensor,
+    count: int,
+    given: Callable[[int], Tensor],
+    weight: Tensor,
+    rest: Sequence[object],
+    wanted: Sequence[bool],
+) -> Gradients:
+    """Of the weight's gradient a block from each pair of parts."""
     by_weight = torch.empty_like(weight)
-    rows, columns = gradients.shape[2], given.shape[2]
+    rows, columns = gradients.shape[2], weight.shape[1] // count
     by_bias = []
-    for row, one in enumerate(gradients):
-        for column, other in enumerate(given):
+    for column in range(count):
+        part = given(column)
+        for row, gradient in enumerate(gradients):
             block = by_weight[row * rows :][:rows, column * columns :][:, :columns]
             mask = [False, True, wanted[2] and column == 0]
             sizes = [rows] if mask[2] else None
             _, made, bias = torch.ops.aten.convolution_backward.default(
-                one, other, block, sizes, *rest, mask
+                gradient, part, block, sizes, *rest, mask
             )
             block.copy_(made)
             by_bias += [bias] if mask[2] else []
+        del part  # before the next one is made
     return None, by_weight if wanted[1] else None, torch.cat(by_bias) if by_bias else None

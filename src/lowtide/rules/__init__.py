@@ -5,8 +5,9 @@ from __future__ import annotations
 from lowtide.rules.activations import FromOutput, Statistics
 from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.channels import Channels
-from lowtide.rules.convolution import ChannelParts, ChannelsLast, SplitBackward, Transposed
+from lowtide.rules.convolution import SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
+from lowtide.rules.layouts import ChannelParts, ChannelsLast
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
 from lowtide.rules.pooling import Pools

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from lowtide.ir.graph import Graph
 from lowtide.rules.base import Exactness, Proposal
 
-__all__ = ["InPlace", "writable"]
+__all__ = ["ELEMENTWISE", "InPlace", "writable"]
 
-_ELEMENTWISE = frozenset(
+ELEMENTWISE = frozenset(
     f"aten.{name}"
     for name in (
         "relu.default", "hardtanh.default", "leaky_relu.default", "elu.default", "sigmoid.default", "tanh.default", "gelu.default",
@@ -34,7 +34,7 @@ class InPlace:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in graph.captured:
-            if op.target in _ELEMENTWISE and len(op.outputs) == 1 and not op.effect:
+            if op.target in ELEMENTWISE and len(op.outputs) == 1 and not op.effect:
                 found = writable(graph, op.inputs, op.outputs[0])
                 if found:
                     yield Proposal((), over={op.name: found})

@@ -21,6 +21,7 @@ from lowtide.errors import GraphError, OptionError
 from lowtide.ir.graph import Graph, Op
 from lowtide.kernels import layout
 from lowtide.kernels.masks import masked_over, scaled_over
+from lowtide.rules.layouts import MADE_PARTS
 
 __all__ = [
     "Added",
@@ -118,6 +119,9 @@ def compared(captured: Captured, op: Op) -> tuple[Form | None, Form | None, list
     inside is compared, too: a bit that differs there may not show in the end for one batch, and show for another."""
     plain = form_of(captured, captured.graph.op[op.of])
     wanted = [captured.elements.get(name) for name in op.outputs]
+    if op.target == MADE_PARTS and plain is not None:
+        pair = convolutions.compared_parts(captured, op, plain)
+        return (*pair, []) if pair is not None else (None, None, [])
     single = captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default
     if op.rule != "slices" or single or plain is None:
         return plain, form_of(captured, op), wanted

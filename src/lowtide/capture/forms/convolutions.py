@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch import fx
 
@@ -10,14 +12,16 @@ from lowtide.capture.forms.base import Added, Form, gradient_mask
 from lowtide.ir.graph import Op
 from lowtide.kernels import layout
 from lowtide.kernels.convolution import (
+    gradients_and_made_parts,
     input_gradient,
     output_padding,
     parameter_gradients,
+    parameter_gradients_by_made_parts,
     parameter_gradients_by_parts,
 )
-from lowtide.rules.convolution import parts_of
+from lowtide.rules.layouts import MADE_PARTS, parts_of
 
-__all__ = ["channels_last", "parts", "split", "transposed_form"]
+__all__ = ["channels_last", "compared_parts", "parts", "split", "transposed_form"]
 
 
 def split(captured: Captured, op: Op, plain: Form) -> Form:
@@ -53,7 +57,7 @@ def channels_last(captured: Captured, op: Op, plain: Form) -> Form | None:
 
 
 def _copy(op: Op, node: fx.Node) -> Added | None:
-    """As `rules/convolution.py` names it; None where the tensor has no such layout, or lies in it already."""
+    """As `rules/layouts.py` names it; None where the tensor has no such layout, or lies in it already."""
     tensor = node.meta["val"]
     if tensor.dim() != 4 or tensor.is_contiguous(memory_format=torch.channels_last):
         return None
@@ -72,9 +76,73 @@ def parts(captured: Captured, op: Op, plain: Form) -> Form | None:
         return None
     if op.target == "lowtide.copy":
         return _part(captured.tensors[op.inputs[0]])
+    if op.target == MADE_PARTS:
+        return _by_made_parts(captured, op, plain)
     copies = (Added(f"{op.of}.{n.name}.{op.rule}", _part(n)) for n in (gradient, given))
     wanted = gradient_mask(captured, op, plain)
     return Form(parameter_gradients_by_parts, (*copies, weight, sizes, *rest), {"wanted": wanted})
+
+
+class _Made(NamedTuple):
+    """How a convolution's output, with activations applied to it, is made."""
+
+    operands: tuple[Any, ...]
+    """The convolution's: source, filters, bias."""
+    convolved: tuple[Any, ...]
+    """Its other arguments."""
+    then: tuple[tuple[Any, tuple[Any, ...]], ...]
+    """The activations, each with what it is called with besides a tensor."""
+
+
+def _made(node: fx.Node) -> _Made | None:
+    then: list[tuple[Any, tuple[Any, ...]]] = []
+    while node.target is not torch.ops.aten.convolution.default:
+        if (
+            len(node.all_input_nodes) != 1
+            or node.kwargs
+            or node.args[0] is not node.all_input_nodes[0]
+        ):
+            return None
+        then.insert(0, (node.target, tuple(node.args[1:])))
+        node = node.args[0]
+    transposed, _, groups = node.args[6:]
+    plain = not transposed and groups == 1
+    return _Made(node.args[:3], node.args[3:], tuple(then)) if plain else None
+
+
+def _by_made_parts(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, given, weight, sizes, *rest, _ = plain.args
+    made = _made(given)
+    if made is None:
+        return None
+    copy = Added(f"{op.of}.{gradient.name}.{op.rule}", _part(gradient))
+    return Form(
+        parameter_gradients_by_made_parts,
+        (copy, parts_of(given.meta["val"].shape[1]), *made.operands, weight, sizes, *rest),
+        {
+            "wanted": gradient_mask(captured, op, plain), "convolved": made.convolved, "then": made.then,
+            "blocked": _may_be_blocked(made),
+        },
+    )  # fmt: skip
+
+
+def _may_be_blocked(made: _Made) -> bool:
+    """Tensors in oneDNN's own layout are of one type here, and few functions take them."""
+    source = made.operands[0].meta["val"]
+    known = source.device.type == "cpu" and source.dtype is torch.float32
+    calls = {call for call, _ in made.then}
+    return known and torch.backends.mkldnn.is_available() and calls <= {torch.ops.aten.relu.default}
+
+
+def compared_parts(captured: Captured, op: Op, plain: Form) -> tuple[Form, Form] | None:
+    """Captured calls and those of an op that makes parts of its input itself; both also return that input."""
+    cut = _by_made_parts(captured, op, plain)
+    if cut is None:
+        return None
+    whole = Added("", Form(layout.in_parts, (plain.args[0], 1), {}))
+    plainly = {**cut.kwargs, "blocked": False}
+    once = Form(gradients_and_made_parts, (whole, 1, *cut.args[2:]), plainly)
+    return once, Form(gradients_and_made_parts, cut.args, cut.kwargs)
 
 
 def _plain(node: fx.Node) -> bool:
