@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lowtide.ir.graph import Graph, Op, Outside, Required, Value
 from lowtide.ir.program import unplanned
 from lowtide.sim.memory import simulate
 from lowtide.solve.bound import lower_bound, tighter_bound
@@ -70,6 +71,36 @@ def test_what_is_made_again_is_made_from_something():
     loose, tight = lower_bound(problem, budget), tighter_bound(problem, budget, 10.0)
     found = solve(graph, budget, seconds=1.0)
     assert loose < tight <= found.seconds * (1 + 1e-9)
+
+
+def test_a_region_is_as_dear_as_what_is_inside():
+    """The last op alone is cheap, but what it reads is not; the region that needs nothing is not cheap either."""
+    values = [Value(name, 8, name) for name in ("x", "inside", "end")]
+    ops = [
+        Op("heavy", "mm", ("x",), ("inside",), seconds=10.0),
+        Op("light", "tanh", ("inside",), ("end",), seconds=1.0),
+        Op("region", "lowtide.slices.4", ("x",), ("end",), seconds=10.5, rule="slices", of="light"),
+    ]
+    graph = Graph(
+        tuple(values), tuple(ops), outside=(Outside("x"),), required=(Required("end", 0),)
+    )
+    problem = make_problem(graph)
+    assert lower_bound(problem, 100) == 1.0
+    assert tighter_bound(problem, 100, 5.0) == pytest.approx(10.5, rel=1e-5)
+
+
+def test_an_op_of_many_forms_is_as_dear_as_those_that_make_all_of_it():
+    made = ("dx", "dw")
+    values = [Value(name, 8, name) for name in ("x", *made)]
+    parts = [
+        Op(f"{one}{i}", "part", ("x",), (one,), seconds=2.0 + i, rule="split", of="both")
+        for one in made
+        for i in range(6)
+    ]
+    both = Op("both", "backward", ("x",), made, seconds=5.0)
+    required = tuple(Required(name, 1) for name in made)
+    graph = Graph(tuple(values), (both, *parts), outside=(Outside("x"),), required=required)
+    assert lower_bound(make_problem(graph), 100) == 4.0
 
 
 @pytest.mark.parametrize("share", [0.8, 0.6])

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lowtide.solve.gaps import pack
 from lowtide.solve.needs import Needs
 from lowtide.solve.problem import Problem
-from lowtide.solve.relaxation import relaxed_extra
+from lowtide.solve.relaxation import relaxed_extra, relaxed_once
 
 __all__ = ["lower_bound", "tighter_bound"]
 
@@ -27,6 +27,8 @@ _MOMENTS = 200
 """Ops tried as b: enough to find the tight ones, few enough for 50,000 ops."""
 _LARGEST = 6000
 """Storages up to which a linear program is worth its time."""
+_MORE = 0.01
+"""From which share the dearer way to count what is made once pays."""
 _TRIES = 12
 """Moments, the most promising first."""
 
@@ -44,12 +46,21 @@ def tighter_bound(problem: Problem, limit: int, seconds: float) -> float:
     best = max(moments.extras.values(), default=0.0)
     if len(problem.storage_names) > _LARGEST:
         return needs.seconds + best
+
+    def left() -> float:
+        return max(0.0, seconds - (time.perf_counter() - started))
+
+    once = relaxed_once(problem, needs, left())
+    whole = once > needs.seconds * (1 + _MORE)
+    """Then what is not certainly made is counted there, and not as an extra."""
+    found = max(needs.seconds + best, once)
+    base = once if whole else needs.seconds
     for position in sorted(moments.extras, key=lambda p: -moments.extras[p])[:_TRIES]:
-        left = seconds - (time.perf_counter() - started)
-        if left <= 0 or not moments.extras[position]:
+        if not left() or not moments.extras[position]:
             break
-        best = max(best, relaxed_extra(problem, needs, position, moments.room, left))
-    return needs.seconds + best
+        extra = relaxed_extra(problem, needs, position, moments.room, left(), whole=whole)
+        found = max(found, base + extra)
+    return found
 
 
 class _Moments:

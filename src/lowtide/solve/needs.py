@@ -16,8 +16,8 @@ from lowtide.solve.problem import Problem
 
 __all__ = ["Needs", "warm_up"]
 
-_MOST_FORMS = 8
-"""Beyond so many makers of one op's outputs, covers are not searched: the fastest single maker is the bound."""
+_MOST_SETS = 8
+"""Beyond so many sets of an op's outputs that one maker makes, covers are not searched: the fastest single maker is the bound."""
 
 
 class Needs:
@@ -55,7 +55,7 @@ class Needs:
         rows = []
         for output in made:
             forms = [op] if effect else self.makers[output]
-            always = sorted(set.intersection(*map(self._sources, forms)))
+            always = sorted(set.intersection(*map(self.sources, forms)))
             self.certain[always] = True
             rows.append((position, output, always))
         return rows
@@ -68,7 +68,7 @@ class Needs:
         """Every op that makes some of this op's outputs, itself among them."""
         return sorted({f for s in self.problem.makes[op].tolist() for f in self.makers[s]} | {op})
 
-    def _sources(self, op: int) -> set[int]:
+    def sources(self, op: int) -> set[int]:
         """The captured storages an op needs: for a copy that only rules make, what it is made from."""
         problem = self.problem
         found: set[int] = set()
@@ -98,7 +98,7 @@ class Needs:
         )
         own = [set(self.reads[row].tolist()) for row in range(first, last)]
         read = (
-            set.intersection(*own) if own else set(self._sources(int(self.problem.order[position])))
+            set.intersection(*own) if own else set(self.sources(int(self.problem.order[position])))
         )
         found[list(read)] = True
         _ancestors(self.output, self.reads.start, self.reads.items, first, found)
@@ -143,16 +143,18 @@ def _all_makers(problem: Problem) -> list[list[int]]:
 
 def _fastest(problem: Problem, forms: list[int], wanted: set[int]) -> float:
     """Seconds of the fastest set of forms that makes all of these."""
-    if len(forms) == 1:
-        return float(problem.seconds[forms[0]])
-    if len(forms) > _MOST_FORMS:
-        return float(problem.seconds[forms].min())
-    makes = {f: wanted & set(problem.makes[f].tolist()) for f in forms}
+    cheapest: dict[frozenset[int], float] = {}
+    for form in forms:
+        makes = frozenset(wanted.intersection(problem.makes[form].tolist()))
+        if makes:
+            cheapest[makes] = min(cheapest.get(makes, np.inf), float(problem.seconds[form]))
+    if len(cheapest) > _MOST_SETS:
+        return min(cheapest.values())
     return min(
-        float(problem.seconds[list(chosen)].sum())
+        sum(cheapest[makes] for makes in chosen)
         for count in range(1, len(wanted) + 1)
-        for chosen in combinations(forms, count)
-        if set().union(*(makes[f] for f in chosen)) == wanted
+        for chosen in combinations(cheapest, count)
+        if frozenset().union(*chosen) == wanted
     )
 
 
