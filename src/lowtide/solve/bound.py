@@ -6,7 +6,7 @@ been made; of that, what ops depending on b must still read is either there whil
 at least the seconds of its cheapest maker. What fits beside b's own inputs, outputs and workspace is a knapsack; its
 fractional relaxation is a lower bound on the extra seconds, and the best over all b counts.
 
-`tighter_bound` asks more of fewer moments: what is made again must be made from something (`solve/relaxation.py`).
+`tighter_bound` asks more of fewer moments: what is made must be made from something, by one of its makers (`solve/relaxation.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lowtide.solve.gaps import pack
 from lowtide.solve.needs import Needs
 from lowtide.solve.problem import Problem
-from lowtide.solve.relaxation import relaxed_extra, relaxed_once
+from lowtide.solve.relaxation import Relaxation
 
 __all__ = ["lower_bound", "tighter_bound"]
 
@@ -27,8 +27,8 @@ _MOMENTS = 200
 """Ops tried as b: enough to find the tight ones, few enough for 50,000 ops."""
 _LARGEST = 6000
 """Storages up to which a linear program is worth its time."""
-_MORE = 0.01
-"""From which share the dearer way to count what is made once pays."""
+_SPREAD = (0.0, 0.1, 0.25, 0.5, 0.75)
+"""Of the last segment's ops, to look at in any case."""
 _TRIES = 12
 """Moments, the most promising first."""
 
@@ -40,27 +40,20 @@ def lower_bound(problem: Problem, limit: int) -> float:
 
 def tighter_bound(problem: Problem, limit: int, seconds: float) -> float:
     """The same by linear programs, in at most about so many seconds."""
-    started = time.perf_counter()
+    until = time.perf_counter() + seconds
     needs = Needs(problem)
     moments = _Moments(problem, needs, limit)
-    best = max(moments.extras.values(), default=0.0)
+    best = needs.seconds + max(moments.extras.values(), default=0.0)
     if len(problem.storage_names) > _LARGEST:
-        return needs.seconds + best
-
-    def left() -> float:
-        return max(0.0, seconds - (time.perf_counter() - started))
-
-    once = relaxed_once(problem, needs, left())
-    whole = once > needs.seconds * (1 + _MORE)
-    """Then what is not certainly made is counted there, and not as an extra."""
-    found = max(needs.seconds + best, once)
-    base = once if whole else needs.seconds
-    for position in sorted(moments.extras, key=lambda p: -moments.extras[p])[:_TRIES]:
-        if not left() or not moments.extras[position]:
+        return best
+    relaxation = Relaxation(problem, needs)
+    best = max(best, relaxation.once(until - time.perf_counter()))
+    for position in moments.worth_a_look():
+        left = until - time.perf_counter()
+        if left <= 0:
             break
-        extra = relaxed_extra(problem, needs, position, moments.room, left(), whole=whole)
-        found = max(found, base + extra)
-    return found
+        best = max(best, relaxation.within(position, moments.room, left))
+    return best
 
 
 class _Moments:
@@ -84,6 +77,14 @@ class _Moments:
         for position in backward[:: max(1, len(backward) // _MOMENTS)].tolist():
             if len(problem.makes[problem.order[position]]):
                 self.extras[position] = self._least_extra(position)
+
+    def worth_a_look(self) -> list[int]:
+        """The tightest moments first; then some of the whole segment, as what rules offer may make others tight."""
+        tight = sorted((p for p in self.extras if self.extras[p]), key=lambda p: -self.extras[p])
+        makes, order = self.problem.makes, self.problem.order
+        every = [p for p in sorted(self.extras) if self.needs.certain[makes[order[p]]].any()]
+        spread = [every[int(share * (len(every) - 1))] for share in _SPREAD if every]
+        return list(dict.fromkeys([*tight[:2], *spread, *tight[2:]]))[:_TRIES]
 
     def _cheapest(self, last: int) -> NDArray[np.float64]:
         """The least seconds to make each storage again in the last segment, shared among what is made together."""
