@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import lowtide
-from lowtide.report.charts import sparkline, timeline_svg
+from lowtide.draw.charts import sparkline, timeline_svg
 from lowtide.units import format_bytes, format_percent, format_seconds, parse_budget
 
 Step = Callable[[], None]

@@ -27,6 +27,7 @@ from typing import Any
 import lowtide
 from lowtide.bench.echo_models import Workload, workload
 from lowtide.bench.race import interleave
+from lowtide.draw.bars import Bar, bars_svg
 from lowtide.errors import LowtideError
 from lowtide.ir.program import Program, unplanned
 from lowtide.measure.memory import held_by_kind
@@ -34,7 +35,6 @@ from lowtide.measure.peak import measure_peak
 from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Step
 from lowtide.plan.plan import Plan
-from lowtide.report.bars import Bar, bars_svg
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.sim.timeline import breakdown
 from lowtide.solve.baselines import BASELINES

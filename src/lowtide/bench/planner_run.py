@@ -18,10 +18,10 @@ from pathlib import Path
 
 from lowtide.bench.apart import apart
 from lowtide.bench.warm import warm_up
+from lowtide.draw.frontiers import Panel, frontiers_svg
 from lowtide.errors import LowtideError
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import unplanned
-from lowtide.report.frontiers import Panel, frontiers_svg
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.solve.planner import SOLVERS, solve
 from lowtide.solve.result import Result, Status

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 
+from lowtide.draw.frontiers import Panel, frontiers_svg
+from lowtide.draw.notebook import shown
 from lowtide.errors import OptionError
 from lowtide.plan.plan import Plan
 from lowtide.units import Budget, format_bytes, format_percent, parse_budget
@@ -50,4 +51,7 @@ class Frontier:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        whole = self.points[-1].unplanned_peak
+        line = [(p.peak / whole, p.overhead) for p in self.points]
+        panel = Panel("memory and time", f"100%: {format_bytes(whole)}", {"plans": line})
+        return shown(str(self), frontiers_svg([panel], "What each budget costs"), width=360)

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lowtide.draw.charts import timeline_svg
+from lowtide.draw.notebook import shown
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program, unplanned
 from lowtide.rules import DEFAULT_RULES, Exactness
@@ -153,9 +155,8 @@ class Plan:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        return f"<pre>{escape(str(self))}</pre>"
+        svg = timeline_svg(self.unplanned.points, self.timeline.points, self.budget)
+        return shown(str(self), svg)
 
 
 def plan_of(

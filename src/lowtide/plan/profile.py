@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from itertools import accumulate
 from pathlib import Path
 
+from lowtide.draw.charts import timeline_svg
+from lowtide.draw.notebook import shown
 from lowtide.ir.graph import Graph, Kind
 from lowtide.plan.profile_text import profile_text
 from lowtide.sim.timeline import Row
@@ -84,7 +85,7 @@ class Profile:
 
     @cached_property
     def points(self) -> tuple[tuple[float, int], ...]:
-        """The whole over time, as `report/charts.py` draws it: from these seconds on so many bytes are allocated."""
+        """The whole over time, as `draw/charts.py` draws it: from these seconds on so many bytes are allocated."""
         totals = [sum(column) for column in zip(*self.by_kind.values())]
         found = [(t, n) for t, n in zip(self.moments, totals) if t < self.seconds]
         return (*found, (self.seconds, found[-1][1])) if found else ()
@@ -123,7 +124,12 @@ class Profile:
         return profile_text(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return shown(
+            str(self),
+            timeline_svg(
+                (), self.points, after_label="estimated" if self.estimated else "measured"
+            ),
+        )
 
 
 def rows_of(blocks: Iterable[Block]) -> tuple[Row, ...]:

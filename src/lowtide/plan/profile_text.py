@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lowtide.draw.sparkline import sparkline
 from lowtide.plan.folding import fold_layers
-from lowtide.plan.sparkline import sparkline
 from lowtide.units import format_bytes, format_percent, format_seconds
 
 if TYPE_CHECKING:

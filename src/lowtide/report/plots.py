@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from html import escape
 
-from lowtide.plan.sparkline import SHORTEST
-from lowtide.plan.sparkline import columns as highest_of
-from lowtide.report.charts import ticks
+from lowtide.draw.charts import ticks
+from lowtide.draw.sparkline import SHORTEST
+from lowtide.draw.sparkline import columns as highest_of
 from lowtide.report.curve import DEVICES, Curve, Spot
 from lowtide.report.kinds import colour
 from lowtide.report.picture import COLUMNS, Picture

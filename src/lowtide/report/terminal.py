@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lowtide.plan.sparkline import sparkline
+from lowtide.draw.sparkline import sparkline
 from lowtide.report.curve import Curve, Spot
 from lowtide.report.kinds import colour
 from lowtide.report.picture import Holder, Picture

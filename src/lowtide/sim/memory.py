@@ -74,6 +74,16 @@ class Timeline:
         return max([m.during for m in self.moments] + [self.base, *self.arrivals])
 
     @cached_property
+    def points(self) -> tuple[tuple[float, int], ...]:
+        """Bytes over time: from these seconds on so many are allocated."""
+        found: list[tuple[float, int]] = []
+        now = 0.0
+        for moment in self.moments:
+            found.append((now, moment.during))
+            now += self.graph.op[moment.op].seconds
+        return (*found, (now, self.moments[-1].after)) if found else ()
+
+    @cached_property
     def peak_moment(self) -> int:
         """Index of the moment with the most bytes."""
         return max(range(len(self.moments)), key=lambda i: self.moments[i].during, default=-1)

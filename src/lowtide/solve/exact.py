@@ -126,13 +126,19 @@ class _Search:
             if state.segment > self.step.last:
                 self.bound = total
                 return state
-            if not weighed:
+            if not weighed and not self.late:
                 self.weigh(state, cost, total)
-            elif not self.is_beaten(state, cost) and not self.expand(state, cost, total):
+            elif self.late or (
+                not self.is_beaten(state, cost) and not self.expand(state, cost, total)
+            ):
                 self.stopped = True
                 self.bound = min(self.bound, total)
                 return None
         return None
+
+    @property
+    def late(self) -> bool:
+        return time.perf_counter() > self.until
 
     def program(self, end: _State) -> Program:
         steps: list[list[str]] = [[] for _ in range(self.step.last + 1)]
@@ -171,7 +177,7 @@ class _Search:
     def expand(self, state: _State, cost: int, total: int) -> bool:
         """False if there were too many states to look at, or it took too long."""
         for after, ticks, name in self.next(state):
-            if self.nodes >= self.most or time.perf_counter() > self.until:
+            if self.nodes >= self.most or self.late:
                 return False
             self.add(after, cost + ticks, total, state, name)
         return True

@@ -27,8 +27,6 @@ __all__ = ["Relaxation"]
 _SLACK = 1e-6
 """HiGHS proves optima to within its tolerances; this share of the answer is given up for them."""
 
-Terms = list[tuple[int, float]]
-
 
 class Relaxation:
     """Of one problem, for any budget."""
@@ -84,8 +82,8 @@ class Relaxation:
                 linear.add([(early.made[s], 1.0)], 0.0)
         for s in self._demanded():
             if s in there:
-                first = there[s] if s in self.wanted else early.made[s]
-                linear.add([(first, -1.0), *((v, -1.0) for v in late.terms(s))], -1.0)
+                given = late.terms(s) if s in self.wanted else [early.made[s], *late.terms(s)]
+                linear.add([(v, -1.0) for v in given], -1.0)
         self._run_effects(linear, early.runs, late.runs)
         self._fit(linear, there, op, room)
         return linear.least(seconds)

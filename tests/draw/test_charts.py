@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowtide.report.charts import sparkline, timeline_svg
+from lowtide.draw.charts import sparkline, timeline_svg
 
 MIB = 2**20
 BEFORE = [(0.0, 100 * MIB), (0.5, 900 * MIB), (0.6, 300 * MIB), (1.0, 100 * MIB)]

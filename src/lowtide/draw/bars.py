@@ -1,6 +1,6 @@
 """Where do the bytes of a peak lie, and how fast is it? Stacked bars, one group for each model.
 
-Goes in: for each bar its parts in bytes and a speed. Comes out: one self-contained SVG in the colours and manners of `report/charts.py`.
+Goes in: for each bar its parts in bytes and a speed. Comes out: one self-contained SVG in the colours and manners of `draw/charts.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lowtide.report.charts import STYLE
+from lowtide.draw.charts import STYLE
 from lowtide.units import format_bytes
 
 __all__ = ["Bar", "bars_svg"]

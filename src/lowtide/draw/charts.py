@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from lowtide.plan.sparkline import SHORTEST, Points, columns, sparkline
+from lowtide.draw.sparkline import SHORTEST, Points, columns, sparkline
 from lowtide.units import format_bytes, format_seconds
 
 __all__ = ["STYLE", "Points", "sparkline", "ticks", "timeline_svg"]
@@ -69,7 +69,7 @@ class _Frame:
 def timeline_svg(
     before: Points,
     after: Points,
-    budget: int,
+    budget: int | None = None,
     *,
     title: str = "Memory of one training step",
     before_label: str = "unplanned",
@@ -77,9 +77,9 @@ def timeline_svg(
     width: int = 860,
     height: int = 400,
 ) -> str:
-    """The step before (outline) and after (filled), and the budget as a line."""
+    """The step before (outline) and after (filled), and the budget as a line; each where there is one."""
     seconds = max([SHORTEST, *(t for t, _ in [*before, *after])])
-    top = max([budget, *(size for _, size in [*before, *after])])
+    top = max([budget or 0, *(size for _, size in [*before, *after])])
     frame = _Frame(width, height, seconds, 1.06 * (top or 1))
     parts = [
         f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
@@ -89,17 +89,16 @@ def timeline_svg(
         *_time_axis(frame),
         f'<path class="after" d="{_path(frame, after, closed=True)}"/>',
         f'<path class="before" d="{_path(frame, before)}"/>',
-        *_budget_line(frame, budget),
+        *(_budget_line(frame, budget) if budget is not None else ()),
     ]
-    described = (
-        f"{before_label}: peak {_peak(before)}; {after_label}: peak {_peak(after)}; "
-        f"budget {format_bytes(budget)}"
-    )
+    named = ((before_label, before), (after_label, after))
+    described = [f"{label}: peak {_peak(points)}" for label, points in named if points]
+    described += [] if budget is None else [f"budget {format_bytes(budget)}"]
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(title)}">',
             f"<title>{escape(title)}</title>",
-            f"<desc>{escape(described)}</desc>",
+            f"<desc>{escape('; '.join(described))}</desc>",
             f"<style>\n{STYLE}\n</style>",
             *parts,
             "</svg>\n",
@@ -127,8 +126,9 @@ def _path(frame: _Frame, points: Points, *, closed: bool = False) -> str:
 def _legend(before_label: str, before: Points, after_label: str, after: Points) -> Iterator[str]:
     x = float(_LEFT)
     for style, label, points in (("before", before_label, before), ("after", after_label, after)):
-        end = points[-1][0] if points else 0.0
-        words = f"peak {_peak(points)} in {format_seconds(end)}"
+        if not points:
+            continue
+        words = f"peak {_peak(points)} in {format_seconds(points[-1][0])}"
         yield f'<rect class="{style}" x="{x:.0f}" y="52" width="22" height="13"/>'
         yield (
             f'<text x="{x + 30:.0f}" y="63">{escape(label)} '

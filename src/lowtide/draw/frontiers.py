@@ -1,7 +1,7 @@
 """Which planner gets how low, and at what price? Small pictures of memory against time, one panel for each model, one line for each planner.
 
 Goes in: for each panel the points that each planner reached, as shares of the unplanned step. Comes out: one self-contained SVG in the
-colours and manners of `report/charts.py`. Lines differ in colour, in dashes and in marks.
+colours and manners of `draw/charts.py`. Lines differ in colour, in dashes and in marks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from lowtide.report.charts import STYLE, ticks
+from lowtide.draw.charts import STYLE, ticks
 
 __all__ = ["Panel", "frontiers_svg"]
 
