@@ -29,6 +29,8 @@ $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@# What the planner compiles on first use, so that the first plan does not wait for it.
+	$(BIN)/python -c 'from lowtide.bench.warm import warm_up; warm_up()'
 	@touch $@
 
 demo: $(STAMP)
