@@ -4,7 +4,7 @@
 #   make picture     the same, and draws the README's picture (on a quiet machine)
 #   make test        the test suite
 #   make test-slow   the tests that take minutes
-#   make check       style, types, layers, a smoke test: under a minute
+#   make check       style, types, layers, a smoke test: about a minute
 #   make bench       the benchmarks
 #   make clean       remove the environment and all caches in this folder
 #
@@ -50,6 +50,8 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@# Every test file can be imported, also those whose tests the smoke test leaves out.
+	$(BIN)/python -m pytest --collect-only --quiet --quiet > $(VENV)/collected || { cat $(VENV)/collected; exit 1; }
 	$(BIN)/python -m pytest -x $(wildcard $(SMOKE))
 
 format: $(STAMP)

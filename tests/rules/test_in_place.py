@@ -8,12 +8,12 @@ from torch import fx
 
 from lowtide.capture.forms import Form, written_over
 from lowtide.measure.peak import measure_peak
-from lowtide.rules.in_place import _ELEMENTWISE
+from lowtide.rules.in_place import ELEMENTWISE
 
 NUMBERS = {"min_val": -1.0, "max_val": 1.0, "negative_slope": 0.1, "threshold": 0.0, "other": 2.0}
 
 
-@pytest.mark.parametrize("target", sorted(_ELEMENTWISE))
+@pytest.mark.parametrize("target", sorted(ELEMENTWISE))
 def test_an_op_written_over_its_input_allocates_nothing(target: str):
     _, name, overload = target.split(".")
     op = getattr(getattr(torch.ops.aten, name), overload)
