@@ -64,6 +64,8 @@ class _Builder:
         self.require(upstream, BACKWARD, 3)
         if self.rules:
             self.add_rules()
+        given = {self.values[r.value].storage for r in self.required}
+        self.ops = [replace(o, over=tuple(i for i in o.over if i not in given)) for o in self.ops]
         held = {"optimizer state": self.rng.randint(0, 50)} if self.rng.random() > 0.5 else {}
         return Graph(
             values=tuple(self.values.values()),

@@ -218,6 +218,17 @@ def test_what_is_read_by_another_name_is_not_written_over(turned: bool):
     assert all(op.over == (() if turned else ("x",)) for op in alone)
 
 
+def test_a_loss_gradient_is_written_over_what_it_is_made_from():
+    """The log-probabilities, which two ops of backward read: the gradient needs no room of its own."""
+    make, batch = CASES["words"]
+    plan = lowtide.fit(
+        make(), batch(), budget="100%", rules=(Slices(least=0),), seconds=0.2, verify=False
+    )
+    name = "_log_softmax_backward_data"
+    over = {o.over for o in plan.graph.ops if o.of == name and "_log_softmax" in o.inputs}
+    assert over == {("_log_softmax",)}
+
+
 def test_a_refusal_says_what_rounding_would_reach():
     rules = (Slices(least=0), SummedSlices(least=0))
     options: dict[str, Any] = {"rules": rules, "seconds": 4.0, "verify": False}

@@ -112,8 +112,6 @@ class Machine:
         self.caller: list[tuple[int, Block]] = []
         """What the caller holds, and the segment at whose end it lets go."""
         self.ran = Ran()
-        self.made_in: dict[str, int] = {}
-        """The segment of the op that made the newest copy of a storage; what arrived is not here."""
 
     def run(self) -> Ran:
         ballast = [Block(self.heap, f"held {kind}", size) for kind, size in self.graph.held.items()]
@@ -138,14 +136,13 @@ class Machine:
             if not outside.owned and outside.since == segment:
                 value = self.graph.value[outside.value]
                 self.names[value.name] = Block(self.heap, value.name, value.bytes)
-                self.made_in.pop(value.name, None)
         self.ran.arrivals.append(self.heap.bytes)
         self.ran.peak = max(self.ran.peak, self.heap.bytes)
 
     def operate(self, index: int, segment: int, op: Op) -> None:
         arguments = [self.take(v) for v in op.inputs]
         for storage in op.over:
-            if self.may_go(index, segment, storage):
+            if not read_later(self.graph, self.events, index, storage):
                 # Its memory is the output's from here on.
                 del arguments
                 self.forget(storage)
@@ -167,20 +164,11 @@ class Machine:
         for storage in fresh:
             self.forget(storage)
         self.names.update(fresh)
-        self.made_in |= dict.fromkeys(fresh, segment)
         del arguments, fresh
         self.sweep(index)
         self.ran.moments.append((segment, op.name, during, self.heap.bytes))
         self.ran.seconds += op.seconds
         self.ran.peak = max(self.ran.peak, during)
-
-    def may_go(self, index: int, segment: int, storage: str) -> bool:
-        block = self.block(storage)
-        return (
-            self.made_in.get(storage) == segment
-            and not any(block is held for _, held in self.caller)
-            and not read_later(self.graph, self.events, index, storage)
-        )
 
     def end(self, index: int, segment: int) -> None:
         last = len(self.graph.segments) - 1

@@ -1,8 +1,9 @@
 """What is done to a joint graph before it is read? The same normalisation as PyTorch's own partitioner, and two repairs.
 
-Dead code goes, common subexpressions are shared (for the last time: from here on a repeated op is a decision), user marks are
-tidied, collectives and effects are pinned. A backward op that reads a primal which forward mutates would read
-the new value, silently wrong in stock PyTorch 2.13; it is given a copy taken in forward instead. And dropout on a CPU is made to round as eager's does.
+Dead code goes, and with it second names of a tensor (inside a joint graph there is nothing to detach from). Common subexpressions are
+shared (for the last time: from here on a repeated op is a decision), user marks are tidied, collectives and effects are pinned. A
+backward op that reads a primal which forward mutates would read the new value, silently wrong in stock PyTorch 2.13; it is given a
+copy taken in forward instead. And dropout on a CPU is made to round as eager's does.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from lowtide.kernels.dropout import compiled_scale, eager_scale
 
 __all__ = ["prepare"]
 
+_SECOND_NAMES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 _DROPOUT = torch.ops.aten.native_dropout.default
 _DROPOUT_BACKWARD = torch.ops.aten.native_dropout_backward.default
 
 
 def prepare(joint: fx.GraphModule, num_forward_outputs: int) -> fx.GraphModule:
+    _use_one_name_for_a_tensor(joint)
     joint.graph.eliminate_dead_code()
     _round_dropout_as_eager_does(joint)
     joint.recompile()
@@ -41,6 +44,12 @@ def prepare(joint: fx.GraphModule, num_forward_outputs: int) -> fx.GraphModule:
     joint.graph.lint()
     joint.recompile()
     return joint
+
+
+def _use_one_name_for_a_tensor(joint: fx.GraphModule) -> None:
+    for target in _SECOND_NAMES:
+        for node in joint.graph.find_nodes(op="call_function", target=target):
+            node.replace_all_uses_with(node.args[0], lambda user: user.op != "output")
 
 
 def _round_dropout_as_eager_does(joint: fx.GraphModule) -> None:

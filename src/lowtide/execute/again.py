@@ -2,7 +2,8 @@
 
 Most ops simply run again. Two kinds need care: a batch norm in training mode would update its running statistics once
 more, so it is given fresh ones to update; a random op must draw the same numbers, so the generator is set to the state noted
-before the first run and put back afterwards. (And its first run must not get lost.) These are plain functions that the executor's fx graphs call.
+before the first run and put back afterwards. (And its first run must not get lost.) A whole backward may run a second time,
+too, so what it writes over is copied first if the caller keeps the graph. These are plain functions that the executor's fx graphs call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import fx
 from lowtide.capture import meaning
 from lowtide.capture.forms import Form
 
-__all__ = ["again", "draw", "generator_state", "replay", "without_statistics"]
+__all__ = ["again", "draw", "generator_state", "owned", "replay", "without_statistics"]
 
 
 def generator_state(device: torch.device) -> torch.Tensor:
@@ -59,6 +60,12 @@ def without_statistics(
     for position in meaning.RUNNING_STATISTICS:
         passed[position] = args[0].new_zeros(args[0].shape[1], dtype=dtype)
     return target(*passed, **kwargs)
+
+
+def owned(saved: torch.Tensor) -> torch.Tensor:
+    """What forward saved, to be written over: itself, or a copy where the caller keeps the graph and may run backward again."""
+    keep = torch._C._autograd._get_current_graph_task_keep_graph()
+    return saved.clone() if keep else saved
 
 
 def again(node: fx.Node, form: Form) -> Form:

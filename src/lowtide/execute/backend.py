@@ -1,7 +1,7 @@
 """How does torch.compile run our programs? The backend, on the aten executor.
 
 The executor runs ATen ops one by one through fx's generated code, as PyTorch's own `aot_eager` does: same kernels, same bits,
-nothing added per op. What is saved between forward and backward is never written to, so `retain_graph` stays legal.
+nothing added per op. Where the caller keeps the graph for another backward (`retain_graph`), what was saved for it is not written to.
 """
 
 from __future__ import annotations

@@ -141,6 +141,7 @@ class _Lowering:
         elif meaning.is_random(node) and op.rule != "replay":
             form = Form(again.draw, (form.target, *form.args), form.kwargs)
         if over:
+            self.own(over)
             form = forms.written_over(form, self.captured.tensors.get(over))
         args, kwargs = form.arguments(self.resolve, lambda added: self.now[added.name])
         if op.rule == "replay":
@@ -153,6 +154,12 @@ class _Lowering:
         skipped = meaning.statistics_outputs(node) if op.name in self.ran else frozenset()
         self.put(op, call, skipped, form.elements)
         self.ran.add(op.name)
+
+    def own(self, storage: str) -> None:
+        """Before it is written over: what is saved for backward may be wanted for another backward."""
+        saved = self.now[storage]
+        if saved.meta.get("partitioner_tag") != _TAGS[self.segment]:
+            self.now[storage] = self.call(again.owned, (saved,), {}, saved.meta)
 
     def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
         """The captured call's; of what only rules make, what the form makes of fake tensors."""

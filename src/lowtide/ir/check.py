@@ -95,6 +95,8 @@ def _check_over(graph: Graph, op: Op, name: str) -> None:
         raise GraphError(f"{what}, which it does not read")
     if graph.is_view(op) or graph.value[name].is_view:
         raise GraphError(f"{what}: only for one whole storage by another")
+    if name in graph.exists_outside or any(graph.storage(r.value) == name for r in graph.required):
+        raise GraphError(f"{what}, which the caller may hold")
     if not op.outputs or graph.value[name].bytes != graph.value[op.outputs[0]].bytes:
         raise GraphError(f"{what}, which has another size than what it makes")
 

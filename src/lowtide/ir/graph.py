@@ -93,8 +93,8 @@ class Op:
     of: str = ""
     """For a rule's op, the captured op it is another form of."""
     over: tuple[str, ...] = ()
-    """Inputs over which its first output may be written, the best first. The first whose copy was made in the same segment and is not
-    read any more gives up its memory."""
+    """Inputs over which its first output may be written, the best first. The first that is not read any more gives up its memory. Never
+    anything that comes from the caller or goes to it."""
     rows: tuple[str, ...] = ()
     """Inputs that go along with the outputs, a part of whose first axis can be made from the same part of theirs (and the whole of the
     other inputs). None where rows depend on each other."""

@@ -41,7 +41,8 @@ class InPlace:
 
 
 def writable(graph: Graph, inputs: Iterable[str], output: str) -> tuple[str, ...]:
-    """Those of the inputs that an op made, whole, of the output's size and type. Never what the caller gets: it may hold on to that."""
+    """Those of the inputs that an op made, whole, of the output's size and type. Never the caller's or what it gets: it may hold on to
+    that."""
     made = graph.value[output]
     given = {graph.storage(r.value) for r in graph.required}
     return tuple(
@@ -52,5 +53,5 @@ def writable(graph: Graph, inputs: Iterable[str], output: str) -> tuple[str, ...
         and not graph.value[name].is_view
         and graph.value[name].spec == made.spec
         and graph.value[name].bytes == made.bytes
-        and graph.makers[name]
+        and name not in graph.exists_outside
     )

@@ -7,8 +7,7 @@ The rules, all of them:
 - The base is what the caller holds all step long: parameters, buffers, optimizer state, the batch.
 - While an op runs, its inputs, its outputs and its workspace exist, besides all storages that are read later.
 - A storage goes right after its last reader. Outputs nobody reads go right after the op that made them.
-- An op that may write over an input does so where that input's copy was made in the same segment, is not read any more and is not
-  the caller's: then the two are never there at once.
+- An op that may write over an input does so where that input's copy is not read any more: then the two are never there at once.
 - An op that runs again makes a new copy. Later readers read the newest copy, so an older one goes after its last
   reader.
 - An op none of whose outputs is read later, and that has no effect, does not run.
@@ -180,7 +179,6 @@ class _Walk:
         self.ends: list[int] = []
         """The slot of each segment's end."""
         self.newest: dict[str, int] = {}
-        self.arrived: set[int] = set()
         self.held: list[tuple[int, int]] = []
         """Copies the caller holds, with the segment at whose end it lets go."""
         self.may: list[tuple[int, list[int]]] = []
@@ -204,7 +202,6 @@ class _Walk:
         for storage, since in self.folded.arrives.items():
             if since == segment:
                 self.newest[storage] = self.make(storage, segment, start)
-                self.arrived.add(self.newest[storage])
         self.run_ops(segment, names, start + 1, callers)
         for required in self.graph.required:
             storage = self.graph.storage(required.value)
@@ -226,10 +223,7 @@ class _Walk:
                     raise self.missing(storage, f"is read by %{name} in", segment)
                 last[newest[storage]] = slot
             if op[name].over:
-                own = (newest[s] for s in op[name].over if s in newest and s not in callers)
-                self.may.append(
-                    (slot, [c for c in own if segment == self.segment[c] and c not in self.arrived])
-                )
+                self.may.append((slot, [newest[s] for s in op[name].over]))
             for storage in makes[name]:
                 copy = self.make(storage, segment, slot)
                 if storage not in callers:

@@ -45,10 +45,6 @@ class Buffers(NamedTuple):
     seq_op: _Array
     seq_pos: _Array
     runs: _Array
-    fresh: _Array
-    """For each op that runs, a bit for each storage it may write over: was that copy made in the same segment?"""
-    made_in: _Array
-    """The segment that the newest copy of each storage was made in; -1 for what arrived."""
     alive: _Array
     live: _Array
     gap_now: _Array
@@ -67,8 +63,6 @@ def _buffers(problem: Problem, sweeps: Sweeps) -> Buffers:
         seq_op=np.zeros(length, np.int64),
         seq_pos=np.zeros(length, np.int64),
         runs=np.zeros(length, np.bool_),
-        fresh=np.zeros(length, np.int64),
-        made_in=np.zeros(storages, np.int64),
         alive=np.zeros(storages, np.bool_),
         live=np.zeros(storages, np.bool_),
         gap_now=np.zeros(storages, np.int64),

@@ -148,10 +148,8 @@ def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
     )
     marked, stack, burst = buffers.marked, buffers.stack, buffers.burst
     event0, event_next = buffers.event0, buffers.event_next
-    made_in, fresh = buffers.made_in, buffers.fresh
     n = 0
     alive[:] = False
-    made_in[:] = -1
     gap_now[:] = -1
     here = -1
     ways = a.bytes.shape[0]
@@ -162,7 +160,6 @@ def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
             here += 1
             for i in range(a.arrives0[here], a.arrives0[here + 1]):
                 alive[a.arrives[i]] = True
-                made_in[a.arrives[i]] = -1
         way = a.ways[a.ways0[op] + choice[ways + op] % (a.ways0[op + 1] - a.ways0[op])]
         start = n
         event = event0[position]
@@ -195,17 +192,12 @@ def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
             for j in range(count):
                 seq_op[n] = burst[j]
                 seq_pos[n] = position
-                fresh[n] = 0
-                for i in range(a.over0[burst[j]], a.over0[burst[j] + 1]):
-                    if made_in[a.over[i]] == here:
-                        fresh[n] |= 1 << (i - a.over0[burst[j]])
                 n += 1
                 for i in range(a.reads0[burst[j]], a.reads0[burst[j] + 1]):
                     if not alive[a.reads[i]]:
                         return FAILED  # two makers that need each other's output
                 for i in range(a.makes0[burst[j]], a.makes0[burst[j] + 1]):
                     alive[a.makes[i]] = True
-                    made_in[a.makes[i]] = here
         event = event0[position]
         while event >= 0:
             storage = a.gap_storage[event // 2]
@@ -276,7 +268,7 @@ def weigh(a, buffers, length, during):  # type: ignore[no-untyped-def]
             seq_op[index] = op
             most = now + a.workspace[op]
             for i in range(a.over0[op], a.over0[op + 1]):
-                if buffers.fresh[index] >> (i - a.over0[op]) & 1 and not live[a.over[i]]:
+                if not live[a.over[i]]:
                     most -= a.bytes[a.over[i]]  # written over: the two are never there at once
                     break
             for i in range(a.makes0[op], a.makes0[op + 1]):
