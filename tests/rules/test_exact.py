@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from lowtide.sim.memory import written_over
 from lowtide.solve.gaps import DROP, HOLD, NEVER
 from lowtide.solve.problem import make_problem
 from lowtide.solve.search import Search
-from tests.training import differences, fit_or_floor
+from tests.training import QUICK, differences, fit_or_floor
 
 
 class Net(nn.Module):
@@ -103,3 +104,43 @@ def test_every_program_with_the_rule_gives_the_same_bits(case: str, rule: str):
         fresh = copy.deepcopy(twin)
         lowtide.apply(fresh, replace(plan, program=program))
         assert not differences(twin, fresh, images())
+
+
+class Dropping(nn.Module):
+    """Each layer reads what a dropout left of the one before it."""
+
+    def __init__(self, p: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32, dtype=dtype) for _ in range(3))
+        self.drop = nn.Dropout(p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.drop(layer(x).tanh())
+        return x.square().mean()
+
+
+@pytest.mark.usefixtures("estimated")
+@pytest.mark.parametrize("p", [0.1, 0.15, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_dropout_left_is_made_again_from_its_bits(p: float, dtype: torch.dtype):
+    torch.manual_seed(0)
+    model = Dropping(p, dtype)
+    twin, given = copy.deepcopy(model), (torch.randn(33, 32, dtype=dtype),)
+    rules = tuple(r for r in DEFAULT_RULES if r.name in ("mask", "replay"))
+    plan = lowtide.fit(model, given, budget="100%", rules=rules, **QUICK)
+    search = Search(make_problem(plan.graph))
+    gaps = search.problem.gaps
+    left = [search.problem.storage_index[o.outputs[0]] for o in plan.graph.captured if "dropout.d" in o.target]  # fmt: skip
+    state = gaps.start_state.copy()
+    state[gaps.open & (gaps.end != NEVER) & np.isin(gaps.storage, left)] = DROP
+    choice = search.player.no_choice()
+    for storage in left:
+        makers = [search.problem.op_names[m] for m in search.problem.makers[storage]]
+        choice[storage] = next(i for i, name in enumerate(makers) if name.endswith(".dropped"))
+    answers = search.player.play(state, choice)
+    assert answers is not None
+    program = search.program(answers)
+    assert sum(name.endswith(".dropped") for name in program.steps[1]) == 3
+    lowtide.apply(model, replace(plan, program=program))
+    assert not differences(twin, model, given)

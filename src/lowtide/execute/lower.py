@@ -28,14 +28,13 @@ from lowtide.capture.forms import Form, form_of
 from lowtide.execute import again
 from lowtide.ir.graph import Graph, Op
 from lowtide.ir.program import Program
+from lowtide.rules.base import REMAKES
 from lowtide.sim.memory import written_over
 
 __all__ = ["ENCODES", "lower"]
 
 ENCODES = "lowtide encodes"
 """In a node's `meta`: it makes something that only rules know."""
-_BACK = "lowtide.copy_back"
-"""Makes one tensor, whatever else the call makes that made the original."""
 _TAGS = ("must_be_in_forward", "must_be_in_backward")
 
 
@@ -138,7 +137,7 @@ class _Lowering:
         assert form is not None, f"{op.name} was planned, but has no form"
         if op.name in self.ran and form.target is node.target:
             form = again.again(node, form)
-        elif meaning.is_random(node) and op.rule != "replay":
+        elif meaning.is_random(node) and op.rule != "replay" and op.target not in REMAKES:
             form = Form(again.draw, (form.target, *form.args), form.kwargs)
         if over:
             self.own(over)
@@ -163,7 +162,7 @@ class _Lowering:
 
     def meta(self, op: Op, node: fx.Node, form: Form) -> dict[str, Any]:
         """The captured call's; of what only rules make, what the form makes of fake tensors."""
-        if op.target == _BACK:
+        if op.target in REMAKES:
             return self.captured.tensors[op.outputs[0]].meta
         if op.outputs[0] in self.captured.graph.value and not form.elements:
             return node.meta
@@ -187,7 +186,7 @@ class _Lowering:
                 continue
             index = self.captured.elements.get(name, added.get(name))
             made = call
-            if index is not None and op.target != _BACK:
+            if index is not None and op.target not in REMAKES:
                 made = self.new.call_function(operator.getitem, (call, index))
                 known = self.captured.tensors[name].meta if name not in added else {}
                 made.meta = self.tagged(known)

@@ -19,6 +19,7 @@ from lowtide.ir.graph import Graph, Op
 from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
+from lowtide.rules.base import REMAKES
 
 __all__ = ["other_bits", "price"]
 
@@ -123,7 +124,7 @@ def _from_less(one: Op, other: Op) -> bool:
 def _not_faster(graph: Graph) -> Iterable[Op]:
     """Another form of an op is not faster than it: where measurements say so it is mostly noise, and a planner would find all of
     it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part. Whole
-    recurrent layers take long enough to be believed, and a copy is no form of what made the original."""
+    recurrent layers take long enough to be believed, and what is made from a copy is no form of what made the original."""
     parts: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.rule == "split":
@@ -133,7 +134,7 @@ def _not_faster(graph: Graph) -> Iterable[Op]:
         factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
         least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        free = op.rule == "recurrent" or op.target in _COPIES
+        free = op.rule == "recurrent" or op.target == _COPIES[0] or op.target in REMAKES
         floor = 0.0 if free else least.get((op.of, op.outputs), 0.0)
         yield replace(op, seconds=max(op.seconds, floor))
 

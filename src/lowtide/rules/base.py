@@ -15,7 +15,11 @@ from typing import Protocol
 
 from lowtide.ir.graph import Graph, Op, Value
 
-__all__ = ["BY_DEFAULT", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = ["BY_DEFAULT", "REMAKES", "Exactness", "Proposal", "Rule", "add_makers"]
+
+REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped"))
+"""Targets of ops that make one captured tensor from what a rule made of it: not another form of the op that made it, whatever else that
+made and however long it took."""
 
 
 class Exactness(StrEnum):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 
 from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Added, Form, dense
 from lowtide.ir.graph import Op
+from lowtide.kernels.dropout import compiled_scale
 from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pooling import gradient_without_input
 
@@ -27,6 +29,10 @@ def one_bit(captured: Captured, op: Op, plain: Form) -> Form | None:
     given, made = decides.meta["val"], gradient.meta["val"]
     if given.stride() != made.stride() or not dense(given):
         return None
+    if op.target == "lowtide.dropped":
+        return _dropped(
+            decides, Added(op.inputs[1], Form(_ops.pack_true.default, (decides,), {})), plain
+        )
     match str(backward.target):
         case "aten.threshold_backward.default":
             bits = Form(_ops.pack_above.default, (decides, float(numbers[0])), {})
@@ -48,6 +54,17 @@ def one_bit(captured: Captured, op: Op, plain: Form) -> Form | None:
         if rest is None
         else Form(_ops.scaled.default, (*read, *rest), {})
     )
+
+
+def _dropped(mask: fx.Node, bits: Added, dropout: Form) -> Form | None:
+    """What a dropout made, as ATen computes it on a CPU: times the mask, then times the scale."""
+    given, p, scale = dropout.args
+    tensor = given.meta["val"]
+    if tensor.device.type != "cpu" or tensor.stride() != mask.meta["val"].stride():
+        return None
+    if dropout.target is torch.ops.aten.native_dropout.default:
+        scale = compiled_scale(p, tensor.dtype) if p < 1 else 0.0
+    return Form(_ops.scaled.default, (given, bits, scale, 0.0), {})
 
 
 def pool(captured: Captured, op: Op, plain: Form) -> Form | None:
