@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -63,6 +64,51 @@ def test_the_transposed_convolution_is_the_input_gradient(case: tuple[int, ...])
     made, *others = input_gradient(dy, w, stride, padding, dilation, missing, groups)
     assert others == [None, None]
     torch.testing.assert_close(made, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_plain_convolution_is_a_transposed_ones_input_gradient(case: tuple[int, ...]):
+    x, like, w, (stride, padding, dilation, _, _, groups) = backward(case)
+    missing = output_padding(like.shape[2:], x.shape[2:], w.shape[2:], stride, padding, dilation)
+    rest = (stride, padding, dilation, True, missing, groups)
+    dy = torch.randn_like(torch.ops.aten.convolution.default(x, w, None, *rest))
+    (expected, *_) = torch.ops.aten.convolution_backward.default(
+        dy, x, w, None, *rest, [True, False, False]
+    )
+    made, *_ = input_gradient(dy, w, stride, padding, dilation, [0, 0], groups, True)
+    torch.testing.assert_close(made, expected)
+
+
+class Upwards(nn.Module):
+    """Small images become large ones, as in generators and decoders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = (32, 16, 16, 3)
+        self.layers = nn.ModuleList(
+            nn.ConvTranspose2d(a, b, 4, 2, 1, bias=False) for a, b in pairwise(sizes)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def test_transposed_layers_do_without_their_input():
+    torch.manual_seed(0)
+    model, given = Upwards(), (torch.randn(8, 32, 8, 8),)
+    twin = copy.deepcopy(model)
+    plan = fit_or_floor(model, given, "55%", verify=True)
+    offered = [op for op in plan.graph.ops if op.rule == "transposed"]
+    assert plan.measured_peak is not None
+    assert plan.measured_peak <= plan.budget
+    assert not differences(twin, model, given)
+    assert all(set(op.inputs).isdisjoint(plan.graph.op[op.of].inputs[1:2]) for op in offered)
+    rounded = lowtide.fit(
+        copy.deepcopy(twin), given, budget="100%", allow=("rounding",), seconds=0.2
+    )
+    assert sum(op.rule == "transposed" for op in rounded.graph.ops) == 2
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -32,10 +32,12 @@ def input_gradient(
     dilation: Sequence[int],
     missing: Sequence[int],
     groups: int,
+    transposed: bool = False,
 ) -> Gradients:
-    """The transposed convolution of the output's gradient; `missing` as `output_padding` gives it."""
+    """The transposed convolution of the output's gradient; `missing` as `output_padding` gives it. Of a `transposed` one the plain
+    convolution, of which nothing is missing."""
     made = torch.ops.aten.convolution.default(
-        gradient, weight, None, stride, padding, dilation, True, missing, groups
+        gradient, weight, None, stride, padding, dilation, not transposed, missing, groups
     )
     return made, None, None
 

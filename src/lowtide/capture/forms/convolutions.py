@@ -30,10 +30,14 @@ def split(captured: Captured, op: Op, plain: Form) -> Form:
 
 
 def transposed_form(captured: Captured, op: Op, plain: Form) -> Form | None:
-    gradient, given, weight, _, stride, padding, dilation, transposed, _, groups, _ = plain.args
+    """The gradient of the input alone: the other kind of convolution, of the gradient that arrives, with the same weights."""
+    gradient, given, weight, _, stride, padding, dilation, transposed, none, groups, _ = plain.args
+    if transposed:
+        geometry = (stride, padding, dilation, [0] * len(none), groups, True)
+        return Form(input_gradient, (gradient, weight, *geometry), {})
     shapes = [tuple(n.meta["val"].shape[2:]) for n in (given, gradient, weight)]
     numbers = [*stride, *padding, *dilation, *(n for shape in shapes for n in shape)]
-    if transposed or not all(type(n) is int for n in numbers):
+    if not all(type(n) is int for n in numbers):
         return None
     missing = output_padding(*shapes, stride, padding, dilation)
     return Form(input_gradient, (gradient, weight, stride, padding, dilation, missing, groups), {})
