@@ -114,6 +114,24 @@ def test_two_models_one_backward_through_both() -> None:
     assert len(planner.plans[0].graph.segments) == 8
 
 
+def test_a_small_model_that_comes_later_does_not_hide_a_large_one() -> None:
+    def loop() -> list[torch.Tensor]:
+        large, small = net(), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        for model, x in ((large, batch()[0]), (small, torch.randn(64, 8))):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(8):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return state(large, small)
+
+    planner = planned(loop, "80%")
+    assert planner.main_plan is not None
+    assert planner.plans, "the small one is planned, too"
+    assert planner.main_plan is planner.past[0]
+    assert planner.plans[0].peak < planner.after <= planner.main_plan.budget
+
+
 def test_a_model_whose_gradients_are_differentiated_again_runs_as_it_was() -> None:
     def loop() -> list[torch.Tensor]:
         model = net()

@@ -101,8 +101,9 @@ def _end(done: Trained, what: Launch, options: argparse.Namespace) -> None:
     """On stderr: stdout is the script's."""
     sys.stdout.flush()
     following = f"next: lowtide profile {what.command}"
-    if options.output is not None and done.planner.plans:
-        done.planner.plans[0].save(options.output)
+    plan = done.planner.main_plan
+    if options.output is not None and plan is not None:
+        plan.save(options.output)
         following = f"wrote {options.output}     next: lowtide report {options.output}"
     line = json.dumps(done.data()) if options.json else f"lowtide: {done.line()}     {following}"
     print(line, file=sys.stderr, flush=True)

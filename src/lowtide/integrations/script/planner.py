@@ -99,7 +99,8 @@ class Planner(Watcher):
         self.failed = False
         self.before: int | None = None
         """The measured peak of the script as it is."""
-        self.after = 0
+        self.after = self.past_after = 0
+        """The measured peak of planned steps; and of those before the newest survey."""
         self.surveys = self.checks = 0
         self.twice = self.again = False
         self.rounds: dict[object, SeenRound] = {}
@@ -107,10 +108,16 @@ class Planner(Watcher):
         """Bytes of the largest batch that was surveyed: a smaller one checks nothing."""
         self.wholes: list[Graph] = []
         self.plans: list[Plan] = []
+        self.past: list[Plan] = []
         self.round: OpenRound | None = None
         self.count = 0
         """Rounds in this phase."""
         self.calling: Call | None = None
+
+    @property
+    def main_plan(self) -> Plan | None:
+        """The largest step's."""
+        return max((*self.past, *self.plans), key=lambda p: p.unplanned_peak, default=None)
 
     # What is told.
 
@@ -294,6 +301,7 @@ class Planner(Watcher):
         self.again, self.phase, self.count = False, Phase.SURVEY, 0
         self.surveys += 1
         self.rounds.clear()
+        self.past, self.past_after = [*self.past, *self.plans], self.after
         self.session.saved, self.session.more, self.session.cautious = None, (), True
         self.attach_anew()
 
@@ -340,7 +348,7 @@ class Planner(Watcher):
         first, *more = self.plans
         self.session.saved, self.session.more = first, tuple(more)
         self.session.trusted, self.session.fixed = True, first.budget
-        self.after = 0
+        self.after = self.past_after
         self.attach_anew()
 
     @contextmanager

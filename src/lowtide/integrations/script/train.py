@@ -31,9 +31,9 @@ class Trained:
         planner, took = self.planner, f"{format_seconds(self.seconds)} in all"
         if planner.pace.wanted and planner.pace.seconds is not None:
             took += f", stopped after {planner.pace.wanted} planned steps of {format_seconds(planner.pace.seconds)}"
-        if not planner.plans:
+        plan = planner.main_plan
+        if plan is None:
             return f"nothing was planned, {took}"
-        plan = planner.plans[0]
         before = format_bytes(planner.before or plan.unplanned_peak)
         after = format_bytes(planner.after or plan.peak)
         return (
@@ -44,14 +44,14 @@ class Trained:
 
     def data(self) -> dict[str, object]:
         planner = self.planner
-        plan = planner.plans[0] if planner.plans else None
+        plan = planner.main_plan
         return {
             "planned": plan is not None,
             "budget": plan.budget if plan else None,
             "peak_before": planner.before or (plan.unplanned_peak if plan else None),
             "peak_after": planner.after or None,
             "overhead": plan.overhead if plan else None,
-            "plans": len(planner.plans),
+            "plans": len(planner.past) + len(planner.plans),
             "step_seconds": planner.pace.seconds,
             "verified_calls": planner.verifier.compared,
             "verified_error": planner.verifier.error if planner.verifier.compared else None,
