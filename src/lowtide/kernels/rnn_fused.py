@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, barrier, shares, spread, together
+from lowtide.kernels.pages import in_large_pages
 from lowtide.kernels.panels import WIDE, WIDTH
 from lowtide.kernels.rnn_steps import (
     add_gradients,
@@ -87,9 +88,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, h_n, c_n and the workspace, with the gates if `keep`."""
     layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse, way)
-    y = x.new_empty(layer.steps, layer.batch, layer.hidden)
+    y = in_large_pages(x.new_empty(layer.steps, layer.batch, layer.hidden))
     c = c0.clone(memory_format=torch.contiguous_format)
-    workspace = x.new_empty(workspace_elements(x, layer.hidden, keep, way))
+    workspace = in_large_pages(x.new_empty(workspace_elements(x, layer.hidden, keep, way)))
     starts, gates = layer.parts(workspace)
     if not keep:
         gates = layer.scratch(layer.most)
@@ -176,7 +177,7 @@ class _Layer:
         )
 
     def scratch(self, steps: int, width: int = 0) -> Tensor:
-        return self.x.new_empty(steps, self.batch, width or 4 * self.hidden)
+        return in_large_pages(self.x.new_empty(steps, self.batch, width or 4 * self.hidden))
 
     def before(self, y: Tensor, first: int, last: int) -> Tensor:
         """The hidden state before this stretch."""
@@ -272,7 +273,7 @@ class _Sums:
 
     def __init__(self, layer: _Layer, needs: Sequence[bool]) -> None:
         self.layer, self.needs = layer, needs
-        self.dx = layer.x.new_empty(layer.x.shape) if needs[0] else None
+        self.dx = in_large_pages(layer.x.new_empty(layer.x.shape)) if needs[0] else None
         self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
         self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
         self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
@@ -290,13 +291,13 @@ class _Sums:
         x, h = layer.rows(first, last), layer.before(y, first, last)
         inputs = -(-x.shape[1] // WIDTH)
         x_panels, h_panels = (
-            x.new_empty(panels, len(x), WIDTH) if wanted else None
+            x.new_empty(1, panels, len(x), WIDTH) if wanted else None
             for panels, wanted in ((inputs, self.needs[3]), (layer.panels, self.needs[4]))
         )
         dx = None if self.dx is None else self.dx[first:last].flatten(0, 1)
         layer.together(
             add_gradients, self.first > 0, layer.reverse, changes.numpy(), x.numpy(), h.numpy(), y[first:last].numpy(),
-            _array(self.w_panels, 4), _array(x_panels), _array(h_panels), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
+            _array(self.w_panels, 4), _array(x_panels, 4), _array(h_panels, 4), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
         )  # fmt: skip
 
     def by_torch(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:

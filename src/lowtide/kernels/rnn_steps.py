@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from lowtide.kernels.elementary import sigmoid, tanh
 from lowtide.kernels.loops import inline, loop, wait
 from lowtide.kernels.panels import (
     WIDTH,
@@ -14,10 +11,12 @@ from lowtide.kernels.panels import (
     multiply_across,
     scratch,
 )
+from lowtide.kernels.rnn_cells import cell, cell_again, cell_back
 
 __all__ = ["add_gradients", "gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
 
-_ONE = np.float32(1)
+_AHEAD = 128
+"""Rows of x that are multiplied at once: enough for full speed, and what they make is still in the cache in the steps that read it."""
 
 
 @loop
@@ -32,6 +31,12 @@ def hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
     copy_columns(weights, first * WIDTH, min(last * WIDTH, weights.shape[1]), panels[first:last])
 
 
+@inline
+def _at(array, row, column):  # type: ignore[no-untyped-def]
+    """Address of a number in rows without gaps."""
+    return array.ctypes.data + (row * array.shape[-1] + column) * 4
+
+
 @loop
 def run_steps(  # type: ignore[no-untyped-def]
     first, last, barrier, panels, reverse, known, write, x, x_panels, bias, gates, h, y, c, cells
@@ -41,29 +46,24 @@ def run_steps(  # type: ignore[no-untyped-def]
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
     copied = scratch()
-    if x.size:
-        rows = gates.reshape(steps * batch, width)
-        multiply(x, x_panels[:, own:end], hidden, False, rows, first, last, copied)
+    rows, ahead = gates.reshape(steps * batch, width), max(1, _AHEAD // batch)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
+        if x.size and step % ahead == 0:
+            top, bottom = (max(0, t + 1 - ahead), t + 1) if reverse else (t, min(t + ahead, steps))
+            top, bottom = top * batch, bottom * batch
+            multiply(x[top:bottom], x_panels[:, own:end], hidden, False, rows[top:bottom], first, last, copied)  # fmt: skip
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
             multiply(before, panels[:, own:end], hidden, True, gates[t], first, last, copied)
         for b in range(batch):
-            row = gates[t, b]
-            i, f = row[first:last], row[hidden + first : hidden + last]
-            g = row[2 * hidden + first : 2 * hidden + last]
-            o = row[3 * hidden + first : 3 * hidden + last]
-            if not known:
-                _activate_sigmoid(i, bias[first:last])
-                _activate_sigmoid(f, bias[hidden + first : hidden + last])
-                _activate_tanh(g, bias[2 * hidden + first : 2 * hidden + last])
-                _activate_sigmoid(o, bias[3 * hidden + first : 3 * hidden + last])
-            _next_cell(i, f, g, c[b, first:last])
-            if write:
-                _output(o, c[b, first:last], y[t, b, first:last])
-            if cells.size:
-                cells[t, b, first:last] = c[b, first:last]
+            row, sample = _at(gates, t * batch + b, first), t * batch + b
+            state, out = _at(c, b, first), _at(y, sample, first) if write else 0
+            noted = _at(cells, sample, first) if cells.size else 0
+            if known:
+                cell_again(last - first, 4 * hidden, (row, state, out, noted))
+            else:
+                cell(last - first, 4 * hidden, (row, _at(bias, 0, first), state, out, noted))
         if write and barrier:
             wait(barrier)
 
@@ -75,27 +75,19 @@ def run_steps_back(  # type: ignore[no-untyped-def]
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
-    squashed, copied = np.empty(last - first, np.float32), scratch()
+    copied = scratch()
     for step in range(steps):
         t = step if reverse else steps - 1 - step
         before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
         for b in range(batch):
-            if arriving.size:
-                _add(dh[b, first:last], arriving[t, b, first:last])
-            row, change = gates[t, b], changes[t, b]
-            f, o = row[hidden + first : hidden + last], row[3 * hidden + first : 3 * hidden + last]
-            i, g = row[first:last], row[2 * hidden + first : 2 * hidden + last]
-            _of_cell(
-                o, cells[t, b, first:last], dh[b, first:last], dc[b, first:last],
-                change[3 * hidden + first : 3 * hidden + last], squashed,
+            sample = t * batch + b
+            there = _at(arriving, sample, first) if arriving.size else 0
+            total = _at(db, 0, first) if db.size else 0
+            cell_back(
+                last - first, 4 * hidden,
+                (_at(gates, sample, first), _at(cells, sample, first), _at(before, b, first), there,
+                 _at(dh, b, first), _at(dc, b, first), _at(changes, sample, first), total),
             )  # fmt: skip
-            _of_gates(
-                i, f, g, before[b, first:last], dc[b, first:last], change[first:last],
-                change[hidden + first : hidden + last], change[2 * hidden + first : 2 * hidden + last],
-            )  # fmt: skip
-            if db.size:
-                for place in range(first, width, hidden):
-                    _add(db[place : place + last - first], change[place : place + last - first])
         if barrier:
             wait(barrier)
         multiply(changes[t], panels[:, own:end], 0, False, dh, first, last, copied)
@@ -131,72 +123,14 @@ def add_gradients(  # type: ignore[no-untyped-def]
     if dx.size and columns < edge:
         multiply(rows, w_panels[:, start:stop], 0, False, dx, columns, edge, copied)
     if dw_ih.size and columns < edge:
-        copy_columns(x, columns, edge, x_panels[start:stop])
+        copy_columns(x, columns, edge, x_panels[0, start:stop])
     if dw_hh.size:
         for step in range(steps):
             t = steps - 1 - step if reverse else step
             before = y[t + 1 if reverse else t - 1] if step else h
-            copy_columns(before, first, last, h_panels[own:end, t * batch : (t + 1) * batch])
+            part = h_panels[0, own:end, t * batch : (t + 1) * batch]
+            copy_columns(before, first, last, part)
     if barrier:
         wait(barrier)
     for place in range(first, width, hidden):
-        if dw_ih.size:
-            multiply_across(rows, place, place + last - first, x_panels, add, dw_ih, copied)
-        if dw_hh.size:
-            multiply_across(rows, place, place + last - first, h_panels, add, dw_hh, copied)
-
-
-# Loops over the units of one sample. Several short ones, because a compiler that cannot tell whether two of many arrays overlap does not do
-# eight elements at once; they stay in the cache.
-
-
-@inline
-def _activate_sigmoid(gate, bias):  # type: ignore[no-untyped-def]
-    for k in range(gate.size):
-        gate[k] = sigmoid(gate[k] + bias[k])
-
-
-@inline
-def _activate_tanh(gate, bias):  # type: ignore[no-untyped-def]
-    for k in range(gate.size):
-        gate[k] = tanh(gate[k] + bias[k])
-
-
-@inline
-def _next_cell(i, f, g, c):  # type: ignore[no-untyped-def]
-    for k in range(c.size):
-        c[k] = f[k] * c[k] + i[k] * g[k]
-
-
-@inline
-def _output(o, c, y):  # type: ignore[no-untyped-def]
-    for k in range(y.size):
-        y[k] = o[k] * tanh(c[k])
-
-
-@inline
-def _add(total, more):  # type: ignore[no-untyped-def]
-    for k in range(total.size):
-        total[k] += more[k]
-
-
-@inline
-def _of_cell(o, c, dh, dc, do, squashed):  # type: ignore[no-untyped-def]
-    for k in range(c.size):
-        squashed[k] = tanh(c[k])
-    for k in range(c.size):
-        do[k] = dh[k] * squashed[k] * o[k] * (_ONE - o[k])
-    for k in range(c.size):
-        dc[k] += dh[k] * o[k] * (_ONE - squashed[k] * squashed[k])
-
-
-@inline
-def _of_gates(i, f, g, before, dc, di, df, dg):  # type: ignore[no-untyped-def]
-    for k in range(dc.size):
-        di[k] = dc[k] * g[k] * i[k] * (_ONE - i[k])
-    for k in range(dc.size):
-        df[k] = dc[k] * before[k] * f[k] * (_ONE - f[k])
-    for k in range(dc.size):
-        dg[k] = dc[k] * i[k] * (_ONE - g[k] * g[k])
-    for k in range(dc.size):
-        dc[k] *= f[k]
+        multiply_across(rows, place, place + last - first, x_panels, h_panels, add, dw_ih, dw_hh, copied)  # fmt: skip
