@@ -18,12 +18,23 @@ as fast as MKL for 8 to 32 rows, as fast for a thousand.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from lowtide.kernels.loops import COMPILED, inline
 from lowtide.kernels.tiles import WIDTH, copier, tile_by_panels, turner
 
-__all__ = ["WIDE", "WIDTH", "copy_columns", "copy_rows", "multiply", "multiply_across", "scratch"]
+__all__ = [
+    "BEATS_BLAS",
+    "WIDE",
+    "WIDTH",
+    "copy_columns",
+    "copy_rows",
+    "multiply",
+    "multiply_across",
+    "scratch",
+]
 
 
 def _is_wide() -> bool:
@@ -35,7 +46,19 @@ def _is_wide() -> bool:
     return bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
+def _beats_blas() -> bool:
+    """Whether they are faster than MKL for a thousand rows, too: it does its best on Intel's processors."""
+    if not WIDE:
+        return False
+    from llvmlite import binding
+
+    return not _INTEL.search(binding.get_host_cpu_name())
+
+
 WIDE = _is_wide()
+_INTEL = re.compile("lake|rapids|skx|skylake|knl|knm|forest")
+"""LLVM's names of those with AVX-512."""
+BEATS_BLAS = _beats_blas()
 _ROWS = 8 if WIDE else 6
 """At a time, as they lie."""
 _LENGTH = 1024
@@ -55,6 +78,9 @@ _ZERO = np.float32(0)
 if COMPILED:
     _1, _2, _3, _4, _5, _6, _7, _8 = (tile_by_panels(rows) for rows in range(1, 9))
     _by_8, _by_10, _by_12, _by_14 = (tile_by_panels(rows, 2) for rows in range(_FEW, _MOST + 1, 2))
+    _alone_8, _alone_10, _alone_12, _alone_14 = (
+        tile_by_panels(rows) for rows in range(_FEW, _MOST + 1, 2)
+    )
     _copy, _turn = copier(), turner()
 
 
@@ -142,6 +168,19 @@ def _two(rows, add, a, panel, other, count, c, c_other, c_step):  # type: ignore
 
 
 @inline
+def _alone(rows, add, a, panel, count, c, c_step):  # type: ignore[no-untyped-def]
+    """A copied tile by the last panel, where there is no other beside it."""
+    if rows == 14:
+        _alone_14(add, a, 4, 4 * WIDTH, panel, panel, count, c, c, c_step)
+    elif rows == 12:
+        _alone_12(add, a, 4, 4 * WIDTH, panel, panel, count, c, c, c_step)
+    elif rows == 10:
+        _alone_10(add, a, 4, 4 * WIDTH, panel, panel, count, c, c, c_step)
+    else:
+        _alone_8(add, a, 4, 4 * WIDTH, panel, panel, count, c, c, c_step)
+
+
+@inline
 def _shares(rows, most):  # type: ignore[no-untyped-def]
     """How many stretches of at most so many."""
     return -(-rows // most)
@@ -219,33 +258,44 @@ def _multiply_plain(a, panels, add, c, first, last):  # type: ignore[no-untyped-
 def _multiply_copied(copied, start, count, top, bottom, panels, gap, add, c, first, last):  # type: ignore[no-untyped-def]
     """One block: `count` terms of each sum, from `start` on. Panels of all groups are taken two by two."""
     edge = np.empty((_MOST, 2 * WIDTH), np.float32)
-    rows, each, many = bottom - top, panels.shape[1], panels.shape[0] * panels.shape[1]
-    for number in range(0, many, 2):
-        other = min(number + 1, many - 1)
-        here = _address(panels, number // each, number % each, start)
-        there = _address(panels, other // each, other % each, start)
-        column = first + number // each * gap + number % each * WIDTH
-        beside = first + other // each * gap + other % each * WIDTH
-        width = min(WIDTH, last + number // each * gap - column)
-        more = min(WIDTH, last + other // each * gap - beside) if other > number else 0
-        for tile in range(_shares(rows, _MOST)):
-            row, end = top + _place(rows, _MOST, tile), top + _place(rows, _MOST, tile + 1)
-            source = copied.ctypes.data + tile * _STEP * 4
-            size = max(_FEW, (end - row + 1) // 2 * 2)
-            if width + more == 2 * WIDTH and row + size <= bottom:
-                to = c.ctypes.data + row * c.shape[1] * 4
-                _two(size, add, source, here, there, count, to + column * 4, to + beside * 4, c.shape[1] * 4)  # fmt: skip
+    tiles, each, step = _shares(bottom - top, _MOST), panels.shape[1], c.shape[1] * 4
+    tops = np.empty(tiles + 1, np.int64)  # looked up, not divided for again and again
+    for tile in range(tiles + 1):
+        tops[tile] = top + _place(bottom - top, _MOST, tile)
+    group_step, panel_step, row_step, _ = panels.strides
+    source, begin = copied.ctypes.data, panels.ctypes.data + start * row_step
+    group = panel = 0
+    while group < panels.shape[0]:
+        here, column = begin + group * group_step + panel * panel_step, group * gap + panel * WIDTH
+        width = min(WIDTH, last - first - panel * WIDTH)
+        panel += 1
+        if panel == each:
+            panel, group = 0, group + 1
+        there, beside, more = here, column, 0
+        if group < panels.shape[0]:
+            there, beside = (
+                begin + group * group_step + panel * panel_step,
+                group * gap + panel * WIDTH,
+            )
+            more = min(WIDTH, last - first - panel * WIDTH)
+            panel += 1
+            if panel == each:
+                panel, group = 0, group + 1
+        column, beside = first + column, first + beside
+        for tile in range(tiles):
+            row, rows = tops[tile], tops[tile + 1] - tops[tile]
+            size, tiled = max(_FEW, (rows + 1) // 2 * 2), source + tile * _STEP * 4
+            if width + more == 2 * WIDTH and rows == size:
+                to = c.ctypes.data + row * step
+                _two(size, add, tiled, here, there, count, to + column * 4, to + beside * 4, step)
             else:
                 to = edge.ctypes.data
-                _two(size, False, source, here, there, count, to, to + WIDTH * 4, 2 * WIDTH * 4)
-                _take(edge, 0, end - row, width, add, c, row, column)
-                _take(edge, WIDTH, end - row, more, add, c, row, beside)
-
-
-@inline
-def _address(panels, group, panel, start):  # type: ignore[no-untyped-def]
-    group_step, panel_step, row_step, _ = panels.strides
-    return panels.ctypes.data + group * group_step + panel * panel_step + start * row_step
+                if more:
+                    _two(size, False, tiled, here, there, count, to, to + WIDTH * 4, 2 * WIDTH * 4)
+                else:
+                    _alone(size, False, tiled, here, count, to, 2 * WIDTH * 4)
+                _take(edge, 0, rows, width, add, c, row, column)
+                _take(edge, WIDTH, rows, more, add, c, row, beside)
 
 
 @inline

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lowtide.kernels import rnn_onednn
 from lowtide.kernels.rnn_gru import gru_layer, rnn_layer
-from lowtide.kernels.rnn_lstm import choose_kernel, lstm_layer
+from lowtide.kernels.rnn_lstm import choose_kernel, run_layer
 
 __all__ = ["gru", "lstm", "rnn_relu", "rnn_tanh"]
 
@@ -54,7 +54,7 @@ def lstm(
         w_ih, w_hh, b_ih, b_hh, w_hr = layer
         chosen = kernel or choose_kernel(x, w_hr)
         kept = trains and (keep or not chosen.startswith("fused"))
-        return lstm_layer(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, reverse, chosen, kept)[:3]
+        return run_layer(x, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, reverse, chosen, kept)[:3]
 
     y, h_n, c_n = _stack(cell, input, num_layers, dropout, train, bidirectional, batch_first)
     return y, h_n, c_n

@@ -12,7 +12,7 @@ to the gates:
     kept       in the workspace, too: (T, B, 4H), activated, as forward made them
     not kept   computed again, from x and from y, which holds all hidden states: same calls on same numbers, so same bits
 
-A `Way` says how long a stretch is and who multiplies over all its steps, our panels or torch. Which is faster depends on the machine and on
+A `Way` says how long a stretch is, who multiplies over all its steps, our panels or torch, and whether all cell states are kept. Which is faster depends on the machine and on
 the sizes: `lowtide.nn.autotune` measures it. Ways differ in the last bits.
 """
 
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from lowtide.kernels.loops import COMPILED, barrier, shares, spread, together
 from lowtide.kernels.pages import in_large_pages
-from lowtide.kernels.panels import WIDE, WIDTH
+from lowtide.kernels.panels import BEATS_BLAS, WIDTH
 from lowtide.kernels.rnn_steps import (
     add_gradients,
     gates_panels,
@@ -45,13 +45,16 @@ __all__ = ["Way", "backward", "forward", "supports", "workspace_elements"]
 class Way:
     """The kernel is named `str(way)`, or "fused" for the default way."""
 
-    panels: bool = WIDE
-    """Products over all steps by our panels, and not by torch: known to be faster where a register holds a row of them."""
+    panels: bool = BEATS_BLAS
+    """Products over all steps by our panels, and not by torch."""
     rows: int = ROWS
     """About so many, steps by samples, in a stretch."""
+    cells: bool = False
+    """Cell states of all steps are kept beside the gates, and not run again: five numbers per output, not four."""
 
     def __str__(self) -> str:
-        return f"fused {'panels' if self.panels else 'torch'} {self.rows}"
+        products = "panels" if self.panels else "torch"
+        return f"fused {products} {self.rows}{' cells' if self.cells else ''}"
 
     @staticmethod
     def named(kernel: str) -> Way | None:
@@ -59,8 +62,9 @@ class Way:
         match kernel.split():
             case ["fused"]:
                 return Way()
-            case ["fused", ("panels" | "torch") as products, rows] if rows.isdecimal():
-                return Way(products == "panels", int(rows))
+            case ["fused", ("panels" | "torch") as products, rows, *more] if rows.isdecimal():
+                if more in ([], ["cells"]):
+                    return Way(products == "panels", int(rows), bool(more))
         return None
 
 
@@ -71,7 +75,7 @@ def supports(x: Tensor, w_hr: Tensor | None) -> bool:
 
 def workspace_elements(x: Tensor, hidden: int, keep: bool, way: Way) -> int:
     steps, batch = (int(n) for n in x.shape[:2])
-    return kept_numbers(steps, batch, hidden, keep, way.rows)
+    return kept_numbers(steps, batch, hidden, keep, way.rows, way.cells)
 
 
 def forward(
@@ -91,14 +95,15 @@ def forward(
     y = in_large_pages(x.new_empty(layer.steps, layer.batch, layer.hidden))
     c = c0.clone(memory_format=torch.contiguous_format)
     workspace = in_large_pages(x.new_empty(workspace_elements(x, layer.hidden, keep, way)))
-    starts, gates = layer.parts(workspace)
+    cells, gates = layer.parts(workspace)
+    every = len(cells) == layer.steps
     if not keep:
         gates = layer.scratch(layer.most)
     for number, (first, last) in enumerate(layer.stretches()):
-        if number:
-            starts[number - 1].copy_(c)
+        if number and not every:
+            cells[number - 1].copy_(c)
         part = gates[first:last] if keep else gates[: last - first]
-        layer.run(part, y, first, last, c, write=True)
+        layer.run(part, y, first, last, c, cells[first:last] if every else None, write=True)
     return y, y[0 if reverse else -1].clone(), c, workspace
 
 
@@ -122,17 +127,20 @@ def backward(
     layer = _Layer(x, h0, w_ih, w_hh, b_ih, b_hh, reverse, way)
     sums = _Sums(layer, needs)
     dh, dc = _start(grad_h, h0), _start(grad_c, c0)
-    starts, gates = layer.parts(workspace)
+    kept, gates = layer.parts(workspace)
+    every = len(kept) == layer.steps
     again = None if len(gates) else layer.scratch(layer.most)
-    cells, changes = layer.scratch(layer.most, layer.hidden), layer.scratch(layer.most)
+    scratch = None if every else layer.scratch(layer.most, layer.hidden)
+    changes = layer.scratch(layer.most)
     for number, (first, last) in reversed(list(enumerate(layer.stretches()))):
         steps = last - first
-        start = c0.contiguous() if number == 0 else starts[number - 1]
+        before = (last if reverse else first - 1) if every else number - 1
+        start = c0.contiguous() if number == 0 else kept[before]
         part = gates[first:last] if again is None else again[:steps]
-        layer.run(part, y, first, last, start.clone(), cells[:steps], known=again is None)
-        layer.run_back(
-            part, cells[:steps], start, grad_y, first, last, dh, dc, changes[:steps], sums.db
-        )
+        cells = kept[first:last] if scratch is None else scratch[:steps]
+        if not every:
+            layer.run(part, y, first, last, start.clone(), cells, known=again is None)
+        layer.run_back(part, cells, start, grad_y, first, last, dh, dc, changes[:steps], sums.db)
         sums.add(changes[:steps], y, first, last)
     return sums.gradients(dh, dc)
 
@@ -169,11 +177,13 @@ class _Layer:
             yield (self.steps - end, self.steps - start) if self.reverse else (start, end)
 
     def parts(self, workspace: Tensor) -> tuple[Tensor, Tensor]:
-        """Cell states at the starts of stretches, but the first, which is given; and the gates of all steps, or of none."""
-        starts = (self.steps - 1) // self.most * self.batch * self.hidden
+        """Cell states of all steps, or at the starts of stretches, but the first, which is given; and the gates of all steps, or of none."""
+        one = self.batch * self.hidden
+        every = workspace.numel() == 5 * self.steps * one
+        cells = one * (self.steps if every else (self.steps - 1) // self.most)
         return (
-            workspace[:starts].view(-1, self.batch, self.hidden),
-            workspace[starts:].view(-1, self.batch, 4 * self.hidden),
+            workspace[:cells].view(-1, self.batch, self.hidden),
+            workspace[cells:].view(-1, self.batch, 4 * self.hidden),
         )
 
     def scratch(self, steps: int, width: int = 0) -> Tensor:

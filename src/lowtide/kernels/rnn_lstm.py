@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lowtide.kernels import rnn_fused, rnn_loop, rnn_onednn
 
-__all__ = ["choose_kernel", "lstm_layer", "lstm_layer_backward"]
+__all__ = ["choose_kernel", "lstm_layer", "lstm_layer_backward", "run_layer"]
 
 
 def choose_kernel(x: Tensor, w_hr: Tensor | None) -> str:
@@ -30,13 +30,7 @@ def choose_kernel(x: Tensor, w_hr: Tensor | None) -> str:
     return "onednn" if w_hr is None and rnn_onednn.supports(x) else "loop"
 
 
-@torch.library.custom_op(
-    "lowtide::lstm_layer",
-    mutates_args=(),
-    schema="(Tensor x, Tensor h0, Tensor c0, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh,"
-    " Tensor? w_hr, bool reverse, str kernel, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-def lstm_layer(
+def _forward(
     x: Tensor,
     h0: Tensor,
     c0: Tensor,
@@ -58,6 +52,15 @@ def lstm_layer(
     with torch.no_grad():
         y, h_n, c_n, gates = rnn_loop.lstm_forward(x, h0, c0, w_ih, w_hh, b_ih, b_hh, w_hr, reverse)
     return y, h_n, c_n, gates if keep else gates.new_empty(0)
+
+
+lstm_layer = torch.library.custom_op(
+    "lowtide::lstm_layer",
+    _forward,
+    mutates_args=(),
+    schema="(Tensor x, Tensor h0, Tensor c0, Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh,"
+    " Tensor? w_hr, bool reverse, str kernel, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @lstm_layer.register_fake
@@ -88,14 +91,7 @@ def _(
     return y, h0.new_empty(h0.shape, dtype=states), c0.new_empty(c0.shape, dtype=cells), workspace
 
 
-@torch.library.custom_op(
-    "lowtide::lstm_layer_backward",
-    mutates_args=(),
-    schema="(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h0, Tensor c0, Tensor w_ih, Tensor w_hh,"
-    " Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, Tensor y, Tensor? h_n, Tensor? c_n, Tensor workspace, bool reverse,"
-    " str kernel, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-)
-def lstm_layer_backward(
+def _gradients(
     grad_y: Tensor | None,
     grad_h: Tensor | None,
     grad_c: Tensor | None,
@@ -134,6 +130,16 @@ def lstm_layer_backward(
             grads, x, h0, c0, w_ih, w_hh, w_hr, y, workspace, reverse, needs
         )
     return tuple(x.new_empty(0) if g is None else g for g in results)
+
+
+lstm_layer_backward = torch.library.custom_op(
+    "lowtide::lstm_layer_backward",
+    _gradients,
+    mutates_args=(),
+    schema="(Tensor? grad_y, Tensor? grad_h, Tensor? grad_c, Tensor x, Tensor h0, Tensor c0, Tensor w_ih, Tensor w_hh,"
+    " Tensor? b_ih, Tensor? b_hh, Tensor? w_hr, Tensor y, Tensor? h_n, Tensor? c_n, Tensor workspace, bool reverse,"
+    " str kernel, bool[] needs) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
 
 
 @lstm_layer_backward.register_fake
@@ -175,13 +181,41 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
 
 
 def _backward(
-    ctx: Any, grad_y: Tensor | None, grad_h: Tensor | None, grad_c: Tensor | None, _: None
+    ctx: Any, grad_y: Tensor | None, grad_h: Tensor | None, grad_c: Tensor | None, *_: None
 ) -> tuple[Tensor | None, ...]:
     needs = list(ctx.needs_input_grad[:8])
-    grads = lstm_layer_backward(
-        grad_y, grad_h, grad_c, *ctx.saved_tensors, ctx.reverse, ctx.kernel, needs
-    )
+    run = _gradients if getattr(ctx, "eager", False) else lstm_layer_backward
+    grads = run(grad_y, grad_h, grad_c, *ctx.saved_tensors, ctx.reverse, ctx.kernel, needs)
     return (*(g if need else None for g, need in zip(grads, needs, strict=True)), None, None, None)
 
 
 lstm_layer.register_autograd(_backward, setup_context=_remember)
+
+
+class _Eager(torch.autograd.Function):
+    """The same without the dispatcher, whose way to an op of Python takes half a millisecond for forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, ...]:
+        made = _forward(*inputs)
+        _remember(ctx, inputs, made)
+        ctx.eager = True
+        return made
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grads)
+
+
+def run_layer(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    """`lstm_layer`, which who looks on sees as an op: a compiler, a mode, a transformation, a subclass of tensor."""
+    tensors = [x, *(t for t in others if isinstance(t, Tensor))]
+    watched = (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or any(type(t) not in (Tensor, torch.nn.Parameter) for t in tensors)
+    )
+    made: tuple[Tensor, ...] = (lstm_layer if watched else _Eager.apply)(x, *others)
+    return made

@@ -27,10 +27,12 @@ def stretch(steps: int, batch: int, rows: int = ROWS) -> int:
     return -(-steps // max(1, round(steps * batch / rows)))
 
 
-def kept_numbers(steps: int, batch: int, hidden: int, gates: bool, rows: int = ROWS) -> int:
-    """In the workspace of a layer."""
-    starts = (steps - 1) // stretch(steps, batch, rows)
-    return (starts + (4 * steps if gates else 0)) * batch * hidden
+def kept_numbers(
+    steps: int, batch: int, hidden: int, gates: bool, rows: int = ROWS, every_cell: bool = False
+) -> int:
+    """In the workspace of a layer: cell states, those at the starts of stretches or all, and gates or none."""
+    cells = steps if every_cell and gates else (steps - 1) // stretch(steps, batch, rows)
+    return (cells + (4 * steps if gates else 0)) * batch * hidden
 
 
 @dataclass(frozen=True)
