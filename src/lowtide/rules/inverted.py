@@ -51,14 +51,16 @@ class Inverted:
     """Bytes from which on a batch norm's gradients are worth a loop over channels."""
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
-        forwards = {(o.target, original(graph, o.inputs[0])): o for o in graph.captured if o.target == _LEAKY}  # fmt: skip
+        leaky = [o for o in graph.captured if o.target == _LEAKY and _whole(graph, o)]
+        forwards = {original(graph, o.inputs[0]): o for o in leaky}
+        forwards |= {o.outputs[0]: o for o in leaky}  # what backward reads if it was written in place
         norms = {o.outputs[1]: o for o in graph.captured if _is_norm(graph, o)}
         for op in graph.captured:
             if not op.rerun:
                 continue
             if op.target == _LEAKY_BACKWARD:
-                forward = forwards.get((_LEAKY, original(graph, op.inputs[1])))
-                if forward is not None and _whole(graph, forward):
+                forward = forwards.get(original(graph, op.inputs[1]))
+                if forward is not None:
                     yield from self.undone(graph, forward, op.segment)
             elif op.target == _BACKWARD:
                 norm = next((norms[name] for name in op.inputs if name in norms), None)
