@@ -33,7 +33,8 @@ from tests.training import QUICK
 
 ALLOWED = ("rounding",)
 RULES = (Inverted(least=0),)
-NORM, BACKWARD = "aten._native_batch_norm_legit_functional.default", "aten.native_batch_norm_backward.default"  # fmt: skip
+NORM = "aten._native_batch_norm_legit_functional.default"
+BACKWARD = "aten.native_batch_norm_backward.default"
 LEAKY = "aten.leaky_relu.default"
 
 
@@ -124,7 +125,7 @@ def test_nothing_without_leave():
 
 # The kernels.
 
-SHAPES = [(3, 5, 7, 11), (2, 37, 3, 5), (4, 16, 9), (33, 8), (2, 3, 3, 3, 5)]
+SHAPES = [(3, 5, 7, 11), (2, 37, 3, 5), (4, 16, 9), (33, 8), (2, 4, 3, 3, 5)]
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
@@ -138,6 +139,7 @@ def normed(shape: tuple[int, ...], dtype: torch.dtype, layout: torch.memory_form
     bias = torch.randn(shape[1], dtype=dtype) if affine else None
     if weight is not None and bias is not None:
         weight[1], weight[2], bias[0] = 0.0, -1e-9, 1.0
+        weight[3:] *= -1
         x[:, 0] = 1.5 + 1e-5 * torch.randn_like(x[:, 0])
     made = torch.ops.aten.native_batch_norm.default(x, weight, bias, None, None, True, 0.1, 1e-5)
     return x, weight, bias, *made
@@ -353,3 +355,37 @@ def test_a_second_backward_of_one_forward():
         loss.backward(retain_graph=keep)
         found.append([p.grad for p in model.parameters()])
     assert all(map(torch.equal, *found))
+
+
+class Product(nn.Module):
+    """Reads a batch norm's input a second time, and in backward, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.conv(x)
+        return (self.norm(made).tanh() + made.square()).mean()
+
+
+def test_an_input_that_something_else_reads_is_made_again():
+    model, batch = Product(), images(torch.float32)
+    twin = copy.deepcopy(model)
+    plan = fitted(copy.deepcopy(model), batch)
+    (again,) = (o for o in plan.graph.ops if o.target == INVERTED)
+    search = Search(make_problem(plan.graph))
+    problem, gaps = search.problem, search.problem.gaps
+    choice, state = search.player.no_choice(), gaps.start_state.copy()
+    storage = problem.storage_index[again.outputs[0]]
+    makers = [problem.op_names[m] for m in problem.makers[storage]]
+    choice[storage] = makers.index(again.name)
+    state[gaps.open & (gaps.end != NEVER) & (gaps.storage == storage)] = DROP
+    state[gaps.open & (gaps.storage == problem.storage_index[again.inputs[0]])] = HOLD
+    answers = search.player.play(state, choice)
+    assert answers is not None
+    program = search.program(answers)
+    assert again.name in program.steps[1]
+    lowtide.apply(model, replace(plan, program=program))
+    found = errors(model, twin, batch)
+    assert 0 < max(found.values()) < 1e-5

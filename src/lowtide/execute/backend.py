@@ -18,7 +18,6 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.debugging import boxed_nop
 from torch._functorch import config as functorch_config
 from torch._functorch import partitioners
-from torch._subclasses.fake_tensor import FakeTensor
 
 from lowtide.capture import meaning
 from lowtide.capture.rnn import lower_rnns
@@ -102,9 +101,8 @@ class Backend:
 
 
 def _parameters(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """By position, where they are real. Not the batch, which is not to be held on to."""
-    real = (p for p in enumerate(inputs) if not isinstance(p[1], FakeTensor))
-    return {i: t for i, t in real if isinstance(t, torch.nn.Parameter)}
+    """By position: plain real ones. Not the batch, which is not to be held on to."""
+    return {i: t for i, t in enumerate(inputs) if type(t) is torch.nn.Parameter}
 
 
 def _has_backward(joint: fx.GraphModule, num_forward_outputs: int) -> bool:

@@ -63,13 +63,15 @@ def spared(
 ) -> Tensor:
     """The channels of `x` that are lost in its batch norm's output: none, mostly."""
     channels = _places(weight, bias, rstd, eps)
-    return x.new_empty((x.shape[0], 0, *x.shape[2:])) if channels is None else x.index_select(1, channels)
+    return (
+        x.new_empty((x.shape[0], 0, *x.shape[2:]))
+        if channels is None
+        else x.index_select(1, channels)
+    )
 
 
 @spared.register_fake
-def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, eps: float
-) -> Tensor:
+def _(x: Tensor, weight: Tensor | None, bias: Tensor | None, rstd: Tensor, eps: float) -> Tensor:
     """Which ones depends on the values: of as many as are expected."""
     return x.new_empty((x.shape[0], 0, *x.shape[2:]))
 
@@ -181,9 +183,7 @@ def _put(
             made[channels] = one
 
 
-def _places(
-    weight: Tensor | None, bias: Tensor | None, rstd: Tensor, eps: float
-) -> Tensor | None:
+def _places(weight: Tensor | None, bias: Tensor | None, rstd: Tensor, eps: float) -> Tensor | None:
     """The lost channels' numbers, None if there are none. Forward and backward ask with the same numbers, and get the same answer."""
     those = lost(weight, bias, rstd, eps)
     if those is None or not those.any():

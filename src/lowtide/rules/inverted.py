@@ -11,7 +11,7 @@ input kept instead, both are there at that moment. Other bits come out than were
 A batch norm's weight may be zero, as in residual blocks that begin as nothing, or come near it in training. Its output then says nothing of its input,
 and how near is not known when a plan is made: the weights change afterwards. An error in the middle of a training would be late, and a wrong
 gradient would be worse. So each batch norm has a third op, right behind it in forward, that looks at each channel's weight, bias and deviation and puts
-the input of those by that would come back with less than all but six of their bits (`kernels/inversion.py`). It is kept for backward like any
+the input of those by that would come back with more than their last six bits wrong (`kernels/inversion.py`). It is kept for backward like any
 other value, and what reads the output reads it as well. Mostly it is empty. A plan leaves room for one channel in thirty-two; where the weights that are there
 when the plan is made lose more than that, the batch norm is not inverted at all (`capture/forms/inversions.py`), and where they come to it later,
 the gradients stay right, memory is taken that was not planned, and a warning says so.
@@ -38,7 +38,7 @@ _LEAKY, _LEAKY_BACKWARD = "aten.leaky_relu.default", "aten.leaky_relu_backward.d
 _BACKWARD = "aten.native_batch_norm_backward.default"
 _PRECISE = ("f32", "f64")
 _LOST = 32
-"""One channel in so many may be lost without being told."""
+"""Room for one channel in so many is planned."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Inverted:
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         leaky = [o for o in graph.captured if o.target == _LEAKY and _whole(graph, o)]
         forwards = {original(graph, o.inputs[0]): o for o in leaky}
-        forwards |= {o.outputs[0]: o for o in leaky}  # what backward reads if it was written in place
+        # Of one written in place, backward reads the output.
+        forwards |= {o.outputs[0]: o for o in leaky}
         norms = {o.outputs[1]: o for o in graph.captured if _is_norm(graph, o)}
         for op in graph.captured:
             if not op.rerun:

@@ -27,13 +27,12 @@ _LEAST_SLOPE = 1e-6
 def inverted(captured: Captured, op: Op, plain: Form) -> Form | None:
     if op.target == SPARED:
         return _spared(plain.args, captured.tensors[op.inputs[-1]])
-    output = captured.tensors[op.inputs[0 if op.target == INVERTED else 1]]
-    if output.target is _LEAKY:
-        return _undone(output)
-    norm = output.args[0]
-    weight, bias, eps = norm.args[1], norm.args[2], norm.args[7]
     kept = op.inputs[-1]
-    mean, rstd = (captured.tensors[name] for name in op.inputs[-3:-1])
+    if kept in captured.tensors:
+        return _undone(captured.tensors[kept])
+    norm = captured.nodes[kept.rpartition(".")[0]]
+    weight, bias, eps = norm.args[1], norm.args[2], norm.args[7]
+    output, mean, rstd = (captured.tensors[n] for n in captured.graph.op[norm.name].outputs[:3])
     spare = _spared(norm.args, rstd)
     if spare is None or not _alike(norm.args[0], output):
         return None
