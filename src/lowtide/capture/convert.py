@@ -45,6 +45,8 @@ class Captured:
     elements: Mapping[str, int | None]
     """For a value that is an element of a call's tuple, its index."""
     ambient: frozenset[fx.Node] = field(default_factory=frozenset)
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """The real parameters behind placeholders, as they are now; where they are known."""
 
 
 def convert(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "may_rerun",
     "must_recompute",
     "mutated_primals",
+    "placeholders_of",
     "reads",
     "source_line",
     "statistics_outputs",
@@ -74,6 +76,18 @@ def joint_outputs(joint: fx.GraphModule) -> tuple[list[Any], list[Any]]:
 
 def is_input_mutation(description: Any) -> bool:
     return type(description).__name__ == "InputMutationAOTOutput"
+
+
+def placeholders_of(
+    joint: fx.GraphModule, inputs: Mapping[int, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """What was passed at each of these positions, by the name of the placeholder that AOTAutograd says it became."""
+    found = {}
+    for node in joint.graph.find_nodes(op="placeholder"):
+        position = getattr(node.meta.get("desc"), "idx", None)
+        if not is_tangent(node) and position in inputs:
+            found[node.name] = inputs[position]
+    return found
 
 
 def backward_nodes(joint: fx.GraphModule) -> set[fx.Node]:

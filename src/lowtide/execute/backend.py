@@ -6,9 +6,10 @@ nothing added per op. Where the caller keeps the graph for another backward (`re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -48,7 +49,9 @@ class Backend:
                 fw_compiler=self.compile_forward,
                 bw_compiler=self.compile_backward,
                 inference_compiler=_run,
-                partition_fn=partial(self.partition, broken=_broken(gm)),
+                partition_fn=partial(
+                    self.partition, broken=_broken(gm), parameters=_parameters(example_inputs)
+                ),
                 keep_inference_input_mutations=True,
             )(gm, example_inputs)
         return compiled
@@ -61,6 +64,7 @@ class Backend:
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
         broken: str = "",
+        parameters: Mapping[int, torch.Tensor] = MappingProxyType({}),
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         static = list(static_lifetime_input_indices or [])
@@ -72,7 +76,10 @@ class Backend:
                 static_lifetime_input_indices=static,
             )
         _guard_sizes(joint)
-        forward, backward, piece = self.session.partition(joint, num_fwd_outputs, static, broken)
+        given = meaning.placeholders_of(joint, parameters)
+        forward, backward, piece = self.session.partition(
+            joint, num_fwd_outputs, static, broken, given
+        )
         forward.meta[_PIECE] = backward.meta[_PIECE] = len(self.pieces)
         self.pieces.append(piece)
         return forward, backward
@@ -91,6 +98,11 @@ class Backend:
         given = gm.graph.find_nodes(op="placeholder")
         tangents = [str(n.target) if meaning.is_tangent(n) else None for n in given]
         return self.session.watch.backward(run, self.pieces[number], tangents)
+
+
+def _parameters(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """By position: plain real ones. Not the batch, which is not to be held on to."""
+    return {i: t for i, t in enumerate(inputs) if type(t) is torch.nn.Parameter}
 
 
 def _has_backward(joint: fx.GraphModule, num_forward_outputs: int) -> bool:

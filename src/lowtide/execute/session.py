@@ -16,7 +16,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
+import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured, convert
@@ -126,10 +128,12 @@ class Session:
         num_forward_outputs: int,
         static_inputs: Sequence[int],
         broken: str = "",
+        given: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
-        """Forward, backward, and what was captured. `broken`: where and why the graph ended, if in a graph break."""
+        """Forward, backward, and what was captured. `broken`: where and why the graph ended, if in a graph break. `given`: the real
+        parameters behind placeholders."""
         with self.planning():
-            return self.partitioned(joint, num_forward_outputs, static_inputs, broken)
+            return self.partitioned(joint, num_forward_outputs, static_inputs, broken, given)
 
     def partitioned(
         self,
@@ -137,9 +141,10 @@ class Session:
         num_forward_outputs: int,
         static_inputs: Sequence[int],
         broken: str,
+        given: Mapping[str, torch.Tensor],
     ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
         joint = prepare(joint, num_forward_outputs)
-        captured = convert(joint, num_forward_outputs, static_inputs)
+        captured = replace(convert(joint, num_forward_outputs, static_inputs), given=given)
         check_graph(captured.graph)
         rules = DEFAULT_RULES if self.options.rules is None else self.options.rules
         graph = add_makers(captured.graph, rules, self.options.allow, settings().fuel)

@@ -7,6 +7,7 @@ from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.channels import Channels
 from lowtide.rules.convolution import SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
+from lowtide.rules.inverted import Inverted
 from lowtide.rules.layouts import ChannelParts, ChannelsLast
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
@@ -33,6 +34,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Recurrent(),
     Slices(),
     SummedSlices(),
+    Inverted(),
     Halves(),
     QuarterBytes(),
     Move(),

@@ -14,13 +14,13 @@ from lowtide.ir.graph import Graph, Op
 from lowtide.rules.base import Exactness, Proposal
 from lowtide.rules.in_place import writable
 
-__all__ = ["FromOutput", "Statistics"]
+__all__ = ["BATCH_NORMS", "FromOutput", "Statistics", "notes_statistics", "original"]
 
 _FORWARD = {
     "aten.hardtanh_backward.default": "aten.hardtanh.default",
     "aten.leaky_relu_backward.default": "aten.leaky_relu.default",
 }
-_BATCH_NORMS = (
+BATCH_NORMS = (
     "aten._native_batch_norm_legit_functional.default",
     "aten.native_batch_norm.default",
 )
@@ -35,13 +35,13 @@ class FromOutput:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         forward = {
-            (o.target, _original(graph, o.inputs[0])): o
+            (o.target, original(graph, o.inputs[0])): o
             for o in graph.captured
             if o.target in _FORWARD.values()
         }
         for op in graph.captured:
             if op.target in _FORWARD and op.rerun and len(op.inputs) == 2:
-                made = forward.get((_FORWARD[op.target], _original(graph, op.inputs[1])))
+                made = forward.get((_FORWARD[op.target], original(graph, op.inputs[1])))
                 if made is not None:
                     read = (op.inputs[0], made.outputs[0])
                     name = f"{op.name}.{self.name}"
@@ -50,7 +50,7 @@ class FromOutput:
                     yield Proposal((form,))
 
 
-def _original(graph: Graph, name: str) -> str:
+def original(graph: Graph, name: str) -> str:
     """The storage that a value is a plain copy of, or its own."""
     storage = graph.storage(name)
     makers = graph.makers.get(storage, ())
@@ -69,7 +69,7 @@ class Statistics:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in graph.captured:
-            if op.target in _BATCH_NORMS and _notes_statistics(graph, op):
+            if op.target in BATCH_NORMS and notes_statistics(graph, op):
                 output, mean, rstd = op.outputs[:3]
                 yield Proposal((
                     replace(
@@ -79,6 +79,6 @@ class Statistics:
                 ))  # fmt: skip
 
 
-def _notes_statistics(graph: Graph, op: Op) -> bool:
+def notes_statistics(graph: Graph, op: Op) -> bool:
     """In training mode mean and 1 / deviation are there; else they are empty."""
     return len(op.outputs) >= 3 and all(graph.value[o].bytes > 0 for o in op.outputs[1:3])

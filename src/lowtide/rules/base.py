@@ -17,8 +17,8 @@ from lowtide.ir.graph import Graph, Op, Value
 
 __all__ = ["BY_DEFAULT", "REMAKES", "Exactness", "Proposal", "Rule", "add_makers"]
 
-REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped"))
-"""Targets of ops that make one captured tensor from what a rule made of it: not another form of the op that made it, whatever else that
+REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped", "lowtide.inverted"))
+"""Targets of ops that make one captured tensor from what a rule or a later op made of it: not another form of the op that made it, whatever else that
 made and however long it took."""
 
 
@@ -72,11 +72,11 @@ class Rule(Protocol):
 def add_makers(
     graph: Graph, rules: Sequence[Rule], allow: Sequence[str] = (), fuel: int | None = None
 ) -> Graph:
-    """The graph with what the allowed rules propose, each op right after the captured op it is another form of, or after the rules' op
-    that makes what it reads. With `fuel`, only the first so many proposals: to find a wrong one by halving."""
+    """The graph with what the allowed rules propose, each op right after the captured op it is another form of, or after the op that
+    makes what it reads. With `fuel`, only the first so many proposals: to find a wrong one by halving."""
     allowed = {*BY_DEFAULT, *map(Exactness, allow)}
     place = {op.name: number for number, op in enumerate(graph.ops)}
-    after: dict[str, int] = {}
+    after = {name: place[op.name] for op in graph.ops for name in op.outputs}
     proposed: dict[int, list[Op]] = {}
     values = list(graph.values)
     over: dict[str, tuple[str, ...]] = {}

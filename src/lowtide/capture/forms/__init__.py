@@ -14,7 +14,15 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import activations, convolutions, encodings, masks, recurrent, regions
+from lowtide.capture.forms import (
+    activations,
+    convolutions,
+    encodings,
+    inversions,
+    masks,
+    recurrent,
+    regions,
+)
 from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
 from lowtide.errors import GraphError, OptionError
@@ -47,6 +55,7 @@ _FORMS: dict[str, FormOf] = {
     "slices": regions.slices,
     "summed": regions.summed,
     "recurrent": recurrent.fused,
+    "inverted": inversions.inverted,
     "half": encodings.half,
     "int8": encodings.quarter_bytes,
     "move": encodings.move,
@@ -81,8 +90,13 @@ def form_of(captured: Captured, op: Op) -> Form | None:
 
 
 def without_formless(captured: Captured, graph: Graph) -> Graph:
-    """The graph without the proposals for calls that have no such form, and no leave to write over what lies otherwise."""
-    gone = {o.name for o in graph.ops if o.rule and form_of(captured, o) is None}
+    """The graph without the proposals for calls that have no such form or weights that do not bear it, and no leave to write over what lies
+    otherwise."""
+    gone = {
+        o.name
+        for o in graph.ops
+        if o.rule and (form_of(captured, o) is None or inversions.loses_too_much(captured, o))
+    }
     left = graph.without(gone) if gone else graph
     return left.with_ops(_writable(captured, o) if o.over else o for o in left.ops)
 
