@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lowtide.kernels import rnn_fused, rnn_loop
+from lowtide.kernels.rnn_fused import Way
 from lowtide.rules.recurrent import stretch
 
 pytestmark = pytest.mark.skipif(
@@ -52,18 +53,21 @@ def close(found: Any, wanted: Any) -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
+@pytest.mark.parametrize(
+    "way", [Way(True), Way(False), Way(True, 2, True), Way(False, 512, True)], ids=str
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values_and_gradients(shape: tuple[int, int, int, int], reverse: bool) -> None:
+def test_values_and_gradients(shape: tuple[int, int, int, int], reverse: bool, way: Way) -> None:
     tensors = layer(shape)
     needs = [True] * 7 + [False]
-    *outputs, kept = rnn_fused.forward(*tensors, reverse, True)
-    *same, states = rnn_fused.forward(*tensors, reverse, False)
+    *outputs, kept = rnn_fused.forward(*tensors, reverse, True, way)
+    *same, states = rnn_fused.forward(*tensors, reverse, False, way)
     assert all(torch.equal(a, b) for a, b in zip(outputs, same, strict=True))
-    assert len(states) == (shape[0] - 1) // stretch(*shape[:2]) * shape[1] * shape[3]
+    assert len(states) == (shape[0] - 1) // stretch(*shape[:2], way.rows) * shape[1] * shape[3]
     *wanted, gates = rnn_loop.lstm_forward(*doubled(tensors), None, reverse)
     close(outputs, wanted)
     grads = tuple(torch.randn_like(t) for t in outputs)
-    found = [rnn_fused.backward(grads, *tensors, outputs[0], w, reverse, needs) for w in (kept, states)]  # fmt: skip
+    found = [rnn_fused.backward(grads, *tensors, outputs[0], w, reverse, needs, way) for w in (kept, states)]  # fmt: skip
     assert all(a is None or torch.equal(a, b) for a, b in zip(*found, strict=True))
     close(found[0], rnn_loop.lstm_backward(tuple(doubled(grads)), *doubled(tensors[:5]), None, wanted[0], gates, reverse, needs))  # fmt: skip
 

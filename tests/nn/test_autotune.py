@@ -44,7 +44,13 @@ def test_torch_is_chosen_only_where_memory_does_not_count() -> None:
     assert lines[3].endswith("chosen")
 
 
-@pytest.mark.parametrize("kernel", ["fused panels 512", "fused torch 2048", "onednn"])
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.99, "fused torch 1024"), (1.9, "fused torch 1024 cells")])  # fmt: skip
+def test_more_is_kept_only_where_it_is_clearly_faster(seconds: float, chosen: str) -> None:
+    costs = {"fused torch 1024": Cost(2.0, 4), "fused torch 1024 cells": Cost(seconds, 5)}
+    assert autotune.Tuned("", costs).best() == chosen
+
+
+@pytest.mark.parametrize("kernel", ["fused panels 512", "fused torch 2048 cells", "onednn"])
 def test_a_kernel_can_be_forced(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "explain", None)
     torch.manual_seed(0)

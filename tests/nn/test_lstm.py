@@ -113,3 +113,26 @@ def test_refusals_name_the_numbers() -> None:
     with pytest.raises(OptionError, match="gates"):
         lowtide.nn.LSTM(3, 4, keep="gate")
     assert isinstance(ours, nn.LSTM)
+
+
+def test_a_compiler_sees_an_op_and_gets_the_same_bits() -> None:
+    torch.manual_seed(0)
+    layer, x = lowtide.nn.LSTM(12, 8), torch.randn(7, 5, 12)
+    seen: list[str] = []
+
+    def look(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    with lowtide.nn.autotune.use("fused"):  # a compiler gets this one, too
+        eager = layer(x)[0]
+        compiled = torch.compile(layer, backend=look)(x)[0]
+    assert any("lstm_layer" in name for name in seen)
+    assert torch.equal(eager, compiled)
+
+
+def test_second_derivatives_are_refused() -> None:
+    layer, x = lowtide.nn.LSTM(12, 8), torch.randn(7, 5, 12, requires_grad=True)
+    (grad,) = torch.autograd.grad(layer(x)[0].sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError):
+        grad.sum().backward()

@@ -23,8 +23,9 @@ _KEEP = ("gates", "states", "any")
 
 
 class LSTM(nn.LSTM):
-    """`keep="gates"`: four numbers per output, which backward reads, or five where that is clearly faster. `keep="states"`: none; backward computes the gates again, for
-    about a third more time. `keep="any"`: whatever is the fastest, be it torch's own kernel, which keeps fifteen."""
+    """`keep="gates"`: four numbers per output, which backward reads, or five where that is clearly faster. `keep="states"`: none; backward
+    computes the gates again, for about a third more time. `keep="any"`: whatever is the fastest, be it torch's own kernel, which keeps
+    fifteen."""
 
     def __init__(self, *args: Any, keep: str = "gates", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

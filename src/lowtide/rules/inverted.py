@@ -8,6 +8,9 @@ input kept instead, both are there at that moment. Other bits come out than were
   the input.
 - **Batch norm's input** itself, where something else reads it.
 
+A batch norm is turned round only where backward has its output for another reason, or what undoes to it. Behind a ReLU, which keeps
+half of it, the output would have to be made from the very input that was to be saved.
+
 A batch norm's weight may be zero, as in residual blocks that begin as nothing, or come near it in training. Its output then says nothing of its input,
 and how near is not known when a plan is made: the weights change afterwards. An error in the middle of a training would be late, and a wrong
 gradient would be worse. So each batch norm has a third op, right behind it in forward, that looks at each channel's weight, bias and deviation and puts
@@ -21,7 +24,7 @@ Half precision is left out: what its outputs round away is too much to be called
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Kind, Op, Value
@@ -36,6 +39,7 @@ INVERTED, SPARED = "lowtide.inverted", "lowtide.spared"
 """Targets of the ops that make an input, and of those that put by what cannot be made."""
 _LEAKY, _LEAKY_BACKWARD = "aten.leaky_relu.default", "aten.leaky_relu_backward.default"
 _BACKWARD = "aten.native_batch_norm_backward.default"
+_BITS = ("aten.threshold_backward.default", "aten.hardtanh_backward.default")
 _PRECISE = ("f32", "f64")
 _LOST = 32
 """Room for one channel in so many is planned."""
@@ -65,7 +69,9 @@ class Inverted:
                     yield from self.undone(graph, forward, op.segment)
             elif op.target == _BACKWARD:
                 norm = next((norms[name] for name in op.inputs if name in norms), None)
-                if norm is not None and norm.inputs[0] in op.inputs and norm.segment < op.segment:
+                if norm is None or norm.inputs[0] not in op.inputs or norm.segment >= op.segment:
+                    continue
+                if _there_anyway(graph, norm.outputs[0], op.segment, forwards):
                     yield self.from_output(graph, norm, op)
 
     def undone(self, graph: Graph, forward: Op, segment: int) -> Iterable[Proposal]:
@@ -116,6 +122,15 @@ class Inverted:
 def room(shape: tuple[int, ...]) -> int:
     """Channels of a batch norm's input for which a plan has room, should they be lost."""
     return shape[1] // _LOST
+
+
+def _there_anyway(graph: Graph, output: str, segment: int, leaky: Mapping[str, Op]) -> bool:
+    """Does backward read the output, other than for a bit of each number, or that of a leaky ReLU behind it?"""
+    readers = {o.name: o for v in graph.values if graph.storage(v.name) == output for o in graph.users[v.name]}  # fmt: skip
+    if any(o.segment >= segment and o.target not in _BITS for o in readers.values()):
+        return True
+    behind = leaky.get(output)
+    return behind is not None and any(o.segment >= segment for o in graph.users[behind.outputs[0]])
 
 
 def _is_norm(graph: Graph, op: Op) -> bool:
