@@ -12,7 +12,7 @@ Registers of AVX-512 hold the sums of 14 rows by two panels, which asks for one 
 would ask for as many as a core can bring. The rows are copied together first, so that they stay in the nearest cache while all panels go
 past them. Narrower processors, and what is too little for that, take up to 8 rows as they lie, by one panel.
 
-One core of a Cascade Lake (AVX-512): 120 to 130 GFLOP/s from 64 rows on, MKL 96 for 64 rows and 131 for a thousand. Zen 3 (AVX2): up to twice
+One core of a Cascade Lake (AVX-512): 110 to 124 GFLOP/s from 64 rows on, MKL 96 for 64 rows and 131 for a thousand. Zen 3 (AVX2): up to twice
 as fast as MKL for 8 to 32 rows, as fast for a thousand.
 """
 
