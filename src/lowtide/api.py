@@ -70,19 +70,24 @@ def largest_batch(
     rules: Sequence[Rule] | None = None,
     solver: str = "auto",
     seconds: float = 30.0,
+    tell: Callable[[str], None] | None = None,
 ) -> Batches:
     """The largest batch that trains within `budget`, and which of it and smaller ones is fastest, from measured steps.
 
     `make_batch(n)` makes the arguments of a call with n samples. The model is left as it was; `fit` it for the batch you choose.
+    A dozen sizes are planned, which may take minutes: `tell` gets a line for each. By default they are said on stderr, if it is a terminal.
     """
     from lowtide.execute.batches import Trials, find_batches
+    from lowtide.report.progress import say
 
     options = make_options(budget, allow=allow, rules=rules, solver=solver, seconds=seconds)
     if options.budget.fraction is not None:
         raise OptionError(
             f"budget={budget!r} is a share of a step that depends on the batch: say it in bytes"
         )
-    return find_batches(Trials(make_batch, model, options, optimizer, loss), start, most)
+    return find_batches(
+        Trials(make_batch, model, options, optimizer, loss, tell or say), start, most
+    )
 
 
 def profile(

@@ -54,8 +54,14 @@ def test_real_batches_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) ->
     torch.manual_seed(0)
     model = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Tanh())))  # fmt: skip
     before = copy.deepcopy(model.state_dict())
-    found = lowtide.largest_batch(make_batch, model, budget="2MiB", start=512, seconds=1.0)
+    said: list[str] = []
+    found = lowtide.largest_batch(
+        make_batch, model, budget="2MiB", start=512, seconds=1.0, tell=said.append
+    )
     assert found.largest >= 256
+    assert f"batch {found.largest}: fits" in said
+    assert sum("planned, to be timed" in line for line in said) == 2
+    assert any("does not fit, needs" in line for line in said)
     assert len(found.timed) == 2
     assert found.best in {b.size for b in found.timed}
     for one in found.timed:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 
-from lowtide.report.progress import display
+import pytest
+
+from lowtide.report.progress import display, say
 from lowtide.solve.planner import Progress
 
 
@@ -18,6 +20,13 @@ def test_nothing_where_nobody_sees_it() -> None:
     with display(stream) as shown:
         assert shown is None
     assert stream.getvalue() == ""
+
+
+def test_lines_are_said_to_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, wanted in ((Terminal(), "batch 8: fits\n"), (io.StringIO(), "")):
+        monkeypatch.setattr("sys.stderr", stream)
+        say("batch 8: fits")
+        assert stream.getvalue() == wanted
 
 
 def test_three_phases() -> None:

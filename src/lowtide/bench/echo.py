@@ -248,7 +248,7 @@ class _Race:
 
     def best(self, budget: int) -> None:
         found = lowtide.largest_batch(
-            self.load.make_batch, copy.deepcopy(self.load.model), budget=budget, start=self.batch, most=self.most, seconds=self.seconds,
+            self.load.make_batch, copy.deepcopy(self.load.model), budget=budget, start=self.batch, most=self.most, seconds=self.seconds, tell=self.tell,
         )  # fmt: skip
         self.tell(str(found))
         self.try_fit(Row(f"lowtide best of up to {found.largest}", found.best), budget)

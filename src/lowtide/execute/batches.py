@@ -10,7 +10,6 @@ about 1.4 times the next, run a few steps in turn, all within the budget.
 from __future__ import annotations
 
 import copy
-import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -27,10 +26,9 @@ from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Loss, Step
 from lowtide.plan.plan import Plan
 from lowtide.plan.sizes import Timed, best_size, largest_size, size_table, sizes_to_time
+from lowtide.units import format_bytes
 
 __all__ = ["Batch", "Batches", "Trials", "find_batches"]
-
-log = logging.getLogger("lowtide")
 
 _ROUNDS = 3
 _QUICK = 5.0
@@ -74,9 +72,11 @@ class Trials:
         options: Options,
         optimizer: torch.optim.Optimizer | None,
         loss: Loss | None,
+        tell: Callable[[str], None],
     ) -> None:
+        """`tell` gets a line for each size that was tried: all of them together take minutes."""
         self.make_batch, self.model, self.options = make_batch, model, options
-        self.optimizer, self.loss = optimizer, loss
+        self.optimizer, self.loss, self.tell = optimizer, loss, tell
         self.refusal: BudgetError | None = None
 
     def fitting(self, size: int, options: Options) -> Fitting:
@@ -89,9 +89,9 @@ class Trials:
             self.fitting(size, quick).run(verify=False)
         except BudgetError as error:
             self.refusal = error
-            log.info("a batch of %d does not fit", size)
+            self.tell(f"batch {size}: does not fit, needs {format_bytes(error.floor)}")
             return False
-        log.info("a batch of %d fits", size)
+        self.tell(f"batch {size}: fits")
         return True
 
     def timed(self, sizes: Sequence[int]) -> tuple[Batch, ...]:
@@ -103,8 +103,9 @@ class Trials:
             try:
                 plans[size] = fitting.run(verify=True)
             except BudgetError:
-                log.info("a batch of %d fits by simulation, and not when it was measured", size)
+                self.tell(f"batch {size}: fits by simulation, and not when it was measured")
                 continue
+            self.tell(f"batch {size}: planned, to be timed")
             steps[size] = fitting.step
         times: dict[int, list[float]] = {size: [] for size in steps}
         for number in range(-1, _ROUNDS):

@@ -18,7 +18,7 @@ from lowtide.report.rich_quietly import BarColumn, Console, Progress, TaskID, Te
 from lowtide.solve.planner import Progress as Solving
 from lowtide.units import format_seconds
 
-__all__ = ["Display", "Reporting", "display", "showing"]
+__all__ = ["Display", "Reporting", "display", "say", "showing"]
 
 _PAUSE = 0.1
 """Seconds between two drawings."""
@@ -72,6 +72,12 @@ def display(stream: TextIO | None = None) -> Iterator[Display | None]:
     shown = Display(Console(file=out))
     with shown.bars:
         yield shown
+
+
+def say(line: str) -> None:
+    """On stderr, where somebody watches a terminal."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"{line}\n")
 
 
 class Reporting(Protocol):
