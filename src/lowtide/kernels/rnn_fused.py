@@ -26,16 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.kernels.loops import COMPILED, barrier, shares, spread, together
+from lowtide.kernels.loops import COMPILED, barrier, shares, together
 from lowtide.kernels.pages import in_large_pages
 from lowtide.kernels.panels import BEATS_BLAS, WIDTH
-from lowtide.kernels.rnn_steps import (
-    add_gradients,
-    gates_panels,
-    hidden_panels,
-    run_steps,
-    run_steps_back,
-)
+from lowtide.kernels.rnn_steps import add_gradients, run_steps, run_steps_back
 from lowtide.rules.recurrent import ROWS, kept_numbers, stretch
 
 __all__ = ["Way", "backward", "forward", "supports", "workspace_elements"]
@@ -166,9 +160,9 @@ class _Layer:
         self.bias = w_hh.new_zeros(4 * self.hidden) if b_ih is None or b_hh is None else b_ih + b_hh
         self.most = stretch(self.steps, self.batch, way.rows)
         self.panels = -(-self.hidden // WIDTH)
-        self.to_gates: Tensor | None = None
-        self.from_input: Tensor | None = None
-        self.to_hidden: Tensor | None = None
+        self.to_gates = self.by_units(self.w_hh)
+        self.from_input = self.by_units(self.w_ih)
+        self.to_hidden = self.by_columns(self.w_hh)
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """In the order of forward, as places in time: first, last."""
@@ -195,30 +189,32 @@ class _Layer:
             return self.h0 if last == self.steps else y[last]
         return self.h0 if first == 0 else y[first - 1]
 
-    def all_before(self, y: Tensor, first: int, last: int) -> Tensor:
-        """The hidden state before each step of the stretch."""
-        if self.reverse:
-            return y[first + 1 : last + 1] if last < self.steps else torch.cat([y[first + 1 :], self.h0[None]])  # fmt: skip
-        return y[first - 1 : last - 1] if first else torch.cat([self.h0[None], y[: last - 1]])
+    def with_before(
+        self, changes: Tensor, y: Tensor, first: int, last: int
+    ) -> tuple[Tensor, Tensor]:
+        """What is known of each step of the stretch, and the hidden state before it; without the very first step where that state is zero."""
+        if last < self.steps if self.reverse else first:
+            step = 1 if self.reverse else -1
+            return changes, y[first + step : last + step]
+        later = y[first + 1 : last] if self.reverse else y[first : last - 1]
+        if self.h0.count_nonzero():
+            h0 = self.h0[None]
+            return changes, torch.cat([later, h0] if self.reverse else [h0, later])
+        return changes[:-1] if self.reverse else changes[1:], later
 
     def rows(self, first: int, last: int) -> Tensor:
         """The input of a stretch, sample by sample."""
         return self.x[first:last].contiguous().flatten(0, 1)
 
-    def by_units(self, weights: Tensor) -> Tensor:
-        """(4H, k) as panels of units, gate by gate: (4, panels, k, 16)."""
+    def by_units(self, weights: Tensor) -> _Panels:
+        """(4H, k) as panels of units, gate by gate."""
         length = weights.shape[1]
-        made = weights.new_empty(4, self.panels, length, WIDTH)
-        gates = weights.view(4, self.hidden, length)
-        spread(gates_panels, self.panels, length * 64, gates.numpy(), made.numpy())
-        return made
+        return _Panels(weights.view(4, self.hidden, length), (self.panels, length))
 
-    def by_columns(self, weights: Tensor) -> Tensor:
-        """(4H, n) as panels of columns: (1, ceil(n / 16), 4H, 16)."""
-        panels = -(-weights.shape[1] // WIDTH)
-        made = weights.new_empty(panels, len(weights), WIDTH)
-        spread(hidden_panels, panels, self.hidden * 64, weights.numpy(), made.numpy())
-        return made.unsqueeze(0)
+    def by_columns(self, weights: Tensor) -> _Panels:
+        """(4H, n) as panels of columns."""
+        length, columns = weights.shape
+        return _Panels(weights[None], (-(-columns // WIDTH), length))
 
     def run(
         self,
@@ -236,15 +232,13 @@ class _Layer:
         x = None
         if not known:
             rows = self.rows(first, last)
-            if self.to_gates is None:
-                self.to_gates = self.by_units(self.w_hh)
-                self.from_input = self.by_units(self.w_ih) if self.way.panels else None
             if self.way.panels:
                 x = rows
             else:
                 torch.mm(rows, self.w_ih.t(), out=gates.flatten(0, 1))
         self.together(
-            run_steps, _array(self.to_gates, 4), self.reverse, known, write, _array(x, 2), _array(self.from_input, 4), self.bias.numpy(),
+            run_steps, *self.to_gates.arrays(not known), self.reverse, known, write,
+            _array(x, 2), *self.from_input.arrays(x is not None), self.bias.numpy(),
             gates.numpy(), self.before(y, first, last).numpy(), y[first:last].numpy(), c.numpy(), _array(cells),
         )  # fmt: skip
 
@@ -262,11 +256,9 @@ class _Layer:
         db: Tensor | None,
     ) -> None:
         """Gradients of the gates before their activation go into `changes` and are added to `db`; dh and dc become those at the start of the stretch."""
-        if self.to_hidden is None:
-            self.to_hidden = self.by_columns(self.w_hh)
         arriving = None if grad_y is None else grad_y[first:last].contiguous()
         self.together(
-            run_steps_back, self.to_hidden.numpy(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
+            run_steps_back, *self.to_hidden.arrays(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
             _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(), _array(db, 1),
         )  # fmt: skip
 
@@ -278,6 +270,23 @@ class _Layer:
             function(0, self.hidden, 0, *arguments)
 
 
+class _Panels:
+    """Weights in the order in which the loops read them: (groups, panels, length, 16). The loop that first reads them copies them there, each thread its own."""
+
+    def __init__(self, weights: Tensor, size: tuple[int, int]) -> None:
+        self.weights, self.size = weights, size
+        self.made: Tensor | None = None
+
+    def arrays(self, wanted: bool = True) -> tuple[Any, Any]:
+        """What is to be copied, and where it is then."""
+        if not wanted:
+            return _array(None, 3), _array(None, 4)
+        weights = None if self.made is not None else self.weights
+        if self.made is None:
+            self.made = in_large_pages(self.weights.new_empty(len(self.weights), *self.size, WIDTH))
+        return _array(weights), _array(self.made, 4)
+
+
 class _Sums:
     """The gradients that are sums over all steps, and that of x."""
 
@@ -287,7 +296,7 @@ class _Sums:
         self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
         self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
         self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
-        self.w_panels = layer.by_columns(layer.w_ih) if needs[0] and layer.way.panels else None
+        self.w_panels = layer.by_columns(layer.w_ih)
         self.first = 0
         """Then 1: by how much what is there counts."""
 
@@ -307,7 +316,7 @@ class _Sums:
         dx = None if self.dx is None else self.dx[first:last].flatten(0, 1)
         layer.together(
             add_gradients, self.first > 0, layer.reverse, changes.numpy(), x.numpy(), h.numpy(), y[first:last].numpy(),
-            _array(self.w_panels, 4), _array(x_panels, 4), _array(h_panels, 4), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
+            *self.w_panels.arrays(dx is not None), _array(x_panels, 4), _array(h_panels, 4), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
         )  # fmt: skip
 
     def by_torch(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
@@ -317,8 +326,8 @@ class _Sums:
         if self.dw_ih is not None:
             self.dw_ih.addmm_(rows.t(), layer.rows(first, last), beta=self.first)
         if self.dw_hh is not None:
-            before = layer.all_before(y, first, last).flatten(0, 1)
-            self.dw_hh.addmm_(rows.t(), before, beta=self.first)
+            part, before = (t.flatten(0, 1) for t in layer.with_before(changes, y, first, last))
+            self.dw_hh.addmm_(part.t(), before, beta=self.first)
 
     def gradients(self, dh: Tensor, dc: Tensor) -> list[Tensor | None]:
         second = None if self.db is None else self.db.clone()

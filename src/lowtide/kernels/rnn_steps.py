@@ -13,22 +13,24 @@ from lowtide.kernels.panels import (
 )
 from lowtide.kernels.rnn_cells import cell, cell_again, cell_back
 
-__all__ = ["add_gradients", "gates_panels", "hidden_panels", "run_steps", "run_steps_back"]
+__all__ = ["add_gradients", "run_steps", "run_steps_back"]
 
 _AHEAD = 128
 """Rows of x that are multiplied at once: enough for full speed, and what they make is still in the cache in the steps that read it."""
 
 
-@loop
-def gates_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    for gate in range(4):
+@inline
+def _by_units(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    for gate in range(len(weights)):
         end = min(last * WIDTH, weights.shape[1])
         copy_rows(weights[gate], first * WIDTH, end, panels[gate, first:last])
 
 
-@loop
-def hidden_panels(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    copy_columns(weights, first * WIDTH, min(last * WIDTH, weights.shape[1]), panels[first:last])
+@inline
+def _by_columns(first, last, weights, panels):  # type: ignore[no-untyped-def]
+    for one in range(len(weights)):
+        end = min(last * WIDTH, weights.shape[2])
+        copy_columns(weights[one], first * WIDTH, end, panels[one, first:last])
 
 
 @inline
@@ -39,12 +41,30 @@ def _at(array, row, column):  # type: ignore[no-untyped-def]
 
 @loop
 def run_steps(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, known, write, x, x_panels, bias, gates, h, y, c, cells
+    first,
+    last,
+    barrier,
+    w_hh,
+    panels,
+    reverse,
+    known,
+    write,
+    x,
+    w_ih,
+    x_panels,
+    bias,
+    gates,
+    h,
+    y,
+    c,
+    cells,
 ):
-    """Where there is an x, the gates' part that comes from it is not in them yet."""
+    """Where there is an x, the gates' part that comes from it is not in them yet. Weights that there are go into their panels first."""
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
+    _by_units(own, end, w_hh, panels)
+    _by_units(own, end, w_ih, x_panels)
     copied = scratch()
     rows, ahead = gates.reshape(steps * batch, width), max(1, _AHEAD // batch)
     for step in range(steps):
@@ -70,11 +90,12 @@ def run_steps(  # type: ignore[no-untyped-def]
 
 @loop
 def run_steps_back(  # type: ignore[no-untyped-def]
-    first, last, barrier, panels, reverse, gates, cells, start, arriving, dh, dc, changes, db
+    first, last, barrier, w_hh, panels, reverse, gates, cells, start, arriving, dh, dc, changes, db
 ):
     steps, batch, width = gates.shape
     hidden = width // 4
     own, end = first // WIDTH, -(-last // WIDTH)
+    _by_columns(own, end, w_hh, panels)
     copied = scratch()
     for step in range(steps):
         t = step if reverse else steps - 1 - step
@@ -104,6 +125,7 @@ def add_gradients(  # type: ignore[no-untyped-def]
     x,
     h,
     y,
+    w_ih,
     w_panels,
     x_panels,
     h_panels,
@@ -119,6 +141,7 @@ def add_gradients(  # type: ignore[no-untyped-def]
     inputs = -(-x.shape[1] // WIDTH)
     start, stop = inputs * own // all_units, inputs * end // all_units
     columns, edge = start * WIDTH, min(stop * WIDTH, x.shape[1])
+    _by_columns(start, stop, w_ih, w_panels)
     copied = scratch()
     if dx.size and columns < edge:
         multiply(rows, w_panels[:, start:stop], 0, False, dx, columns, edge, copied)
