@@ -180,12 +180,17 @@ def _eager_is_fused(x: Tensor, has_projection: bool) -> bool:
 
 def _autocast(*tensors: Tensor | None) -> list[Tensor | None]:
     """The tensors as autocast's low-precision ops would take them."""
-    return [t if t is None else t.to(_autocast_dtype(t)) for t in tensors]
+    taken: list[Tensor | None] = []
+    for t in tensors:
+        low = None if t is None else _autocast_dtype(t)
+        taken.append(t if t is None or low is None else t.to(low))
+    return taken
 
 
-def _autocast_dtype(t: Tensor) -> torch.dtype:
+def _autocast_dtype(t: Tensor) -> torch.dtype | None:
+    """None: as it is."""
     device = t.device.type
+    if not torch.is_autocast_enabled(device):
+        return None
     eligible = t.is_floating_point() and t.dtype != torch.float64
-    if eligible and torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return t.dtype
+    return torch.get_autocast_dtype(device) if eligible else None

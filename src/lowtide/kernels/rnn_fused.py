@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class Way:
         return f"fused {products} {self.rows}{' cells' if self.cells else ''}"
 
     @staticmethod
+    @cache
     def named(kernel: str) -> Way | None:
         """None for another kernel than ours."""
         match kernel.split():
@@ -342,4 +344,9 @@ def _start(gradient: Tensor | None, state: Tensor) -> Tensor:
 
 
 def _array(tensor: Tensor | None, dimensions: int = 3) -> Any:
-    return np.empty((0,) * dimensions, np.float32) if tensor is None else tensor.numpy()
+    return _none(dimensions) if tensor is None else tensor.numpy()
+
+
+@cache
+def _none(dimensions: int) -> Any:
+    return np.empty((0,) * dimensions, np.float32)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -54,7 +55,15 @@ class Tuned:
     shape: str
     costs: dict[str, Cost]
 
+    @cached_property
+    def _bests(self) -> tuple[str, str]:
+        return self._best(False), self._best(True)
+
     def best(self, any_memory: bool = False) -> str:
+        """Asked for in every step."""
+        return self._bests[any_memory]
+
+    def _best(self, any_memory: bool) -> str:
         allowed = {k: c.seconds for k, c in self.costs.items() if any_memory or k != TORCH}
         best = min((k for k in allowed if not _keeps_cells(k)), key=lambda k: allowed[k])
         default = str(Way())
