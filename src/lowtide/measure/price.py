@@ -13,13 +13,20 @@ import torch
 from torch import fx
 
 from lowtide.capture.convert import Captured
-from lowtide.capture.forms import Added, Form, compared, form_of, without_formless
+from lowtide.capture.forms import (
+    Added,
+    Form,
+    compared,
+    form_of,
+    without_formless,
+    written_over,
+)
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
 from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
-from lowtide.rules.base import REMAKES
+from lowtide.rules.base import LESS_WORK, REMAKES
 
 __all__ = ["other_bits", "price"]
 
@@ -43,11 +50,7 @@ def price(
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
     compared with the captured ones, to the last bit but where `rounding` is allowed."""
     graph = without_formless(captured, graph)
-    calls = {
-        o.name: replace(_call(_form(captured, o)), made=graph.bytes_of(o.outputs))
-        for o in graph.ops
-        if _is_call(graph, o)
-    }
+    calls = {o.name: _timed(captured, graph, o) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
     other = other_bits(captured, graph, graph.ops, store, probed, rounding=rounding)
     graph = graph.without(other)
@@ -123,8 +126,8 @@ def _from_less(one: Op, other: Op) -> bool:
 
 def _not_faster(graph: Graph) -> Iterable[Op]:
     """Another form of an op is not faster than it: where measurements say so it is mostly noise, and a planner would find all of
-    it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part. Whole
-    recurrent layers take long enough to be believed, and what is made from a copy is no form of what made the original."""
+    it. Parts that make together what an op makes take as long as it; other kernels for a part take as long as that part. Rules that
+    leave out work are believed, and what is made from a copy is no form of what made the original."""
     parts: dict[str, list[Op]] = {}
     for op in graph.ops:
         if op.rule == "split":
@@ -134,13 +137,21 @@ def _not_faster(graph: Graph) -> Iterable[Op]:
         factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
         least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        free = op.rule == "recurrent" or op.target == _COPIES[0] or op.target in REMAKES
+        free = op.rule in LESS_WORK or op.target == _COPIES[0] or op.target in REMAKES
         floor = 0.0 if free else least.get((op.of, op.outputs), 0.0)
         yield replace(op, seconds=max(op.seconds, floor))
 
 
 def _is_call(graph: Graph, op: Op) -> bool:
     return not graph.is_view(op) and op.target != "lowtide.generator_state"
+
+
+def _timed(captured: Captured, graph: Graph, op: Op) -> Call:
+    """What is small beside the tensor that it is written into is timed like that: a copy of it would take all the time."""
+    form = _form(captured, op)
+    if op.rule == "placed" and op.over:
+        return _call(written_over(form, captured.tensors[op.over[0]]))
+    return replace(_call(form), made=graph.bytes_of(op.outputs))
 
 
 def _form(captured: Captured, op: Op) -> Form:

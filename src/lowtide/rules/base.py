@@ -15,11 +15,15 @@ from typing import Protocol
 
 from lowtide.ir.graph import Graph, Op, Value
 
-__all__ = ["BY_DEFAULT", "REMAKES", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = ["BY_DEFAULT", "LESS_WORK", "REMAKES", "Exactness", "Proposal", "Rule", "add_makers"]
 
 REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped", "lowtide.inverted"))
 """Targets of ops that make one captured tensor from what a rule or a later op made of it: not another form of the op that made it, whatever else that
 made and however long it took."""
+
+LESS_WORK = frozenset(("placed", "recurrent"))
+"""Rules whose ops do less than the captured ones, or take long enough to be believed: these may be faster. Of all others, what is measured to be faster
+is mostly noise."""
 
 
 class Exactness(StrEnum):

@@ -17,6 +17,7 @@ from lowtide.sim.memory import simulate
 from lowtide.solve.bound import lower_bound
 from lowtide.solve.greedy import Descent
 from lowtide.solve.needs import warm_up
+from lowtide.solve.order import sooner
 from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
@@ -42,7 +43,7 @@ def solve_frontier(
         raise OptionError(
             f"a frontier has at least 2 points, its ends: {points} points were asked for"
         )
-    search = Search(make_problem(graph))
+    search = Search(make_problem(sooner(graph)))
     search.warm_up()
     warm_up()
     effort, started = Effort(seconds, plays), time.perf_counter()

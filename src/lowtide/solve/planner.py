@@ -22,6 +22,7 @@ from lowtide.solve.baselines import BASELINES, QUICK_BASELINES
 from lowtide.solve.bound import lower_bound, tighter_bound
 from lowtide.solve.exact import exact
 from lowtide.solve.needs import warm_up
+from lowtide.solve.order import sooner
 from lowtide.solve.play import Answers
 from lowtide.solve.problem import make_problem
 from lowtide.solve.result import Result, Status
@@ -123,7 +124,7 @@ class _Planning:
         self.graph, self.budget, self.effort = graph, budget, effort
         self.seed, self.report, self.known = seed, report, known
         self.shown = math.inf
-        self.search = Search(make_problem(graph))
+        self.search = Search(make_problem(sooner(graph)))
         self.search.warm_up()
         warm_up()
         self.started = time.perf_counter()

@@ -20,6 +20,7 @@ from lowtide.capture.forms import (
     encodings,
     inversions,
     masks,
+    placing,
     recurrent,
     regions,
 )
@@ -54,6 +55,7 @@ _FORMS: dict[str, FormOf] = {
     "pool": masks.pool,
     "slices": regions.slices,
     "summed": regions.summed,
+    "placed": placing.in_place_of_zeros,
     "recurrent": recurrent.fused,
     "inverted": inversions.inverted,
     "half": encodings.half,
