@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lowtide
 from lowtide.errors import OptionError
 from lowtide.execute.batches import Trials, find_batches
-from lowtide.plan.sizes import largest_size
+from lowtide.plan.sizes import largest_size, where_it_ends
 
 
 class Limited(Trials):
@@ -25,6 +25,9 @@ class Limited(Trials):
     def fits(self, size: int) -> bool:
         self.asked += 1
         return size <= self.limit
+
+    def aim(self) -> None:
+        return None
 
 
 @pytest.mark.parametrize("limit", [1, 2, 7, 8, 9, 100, 1000, 4096])
@@ -40,6 +43,23 @@ def test_if_all_fit_it_is_the_most_and_if_none_does_a_refusal() -> None:
     assert largest_size(Limited(10**9).fits, 8, 5000) == 5000
     with pytest.raises(lowtide.BudgetError):
         find_batches(Limited(0), 8, 64)
+
+
+@pytest.mark.parametrize("limit", [9, 100, 1000, 4000])
+@pytest.mark.parametrize("wrong", [0.0, 0.05, -0.3, 5.0])
+def test_what_sizes_need_leads_to_the_largest_soon_and_misleads_to_nothing_worse(
+    limit: int, wrong: float
+) -> None:
+    needs: dict[int, int] = {}
+    bytes_each, base, budget = 1000, 50_000, 50_000 + 1000 * limit
+
+    def fits(size: int) -> bool:
+        needs[size] = base + int(bytes_each * size * (1 + wrong * (size > limit / 3)))
+        return size <= limit
+
+    found = largest_size(fits, 8, 4096, lambda: where_it_ends(needs, budget))
+    assert 0.94 * limit - 1 <= found <= limit
+    assert len(needs) <= (5 if wrong == 0 else 14)
 
 
 def make_batch(size: int) -> tuple[Tensor]:

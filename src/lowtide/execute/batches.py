@@ -3,7 +3,7 @@
 A budget buys two things: a larger batch, which uses the processor better, and less recomputation, which a smaller batch needs. Where the best
 of both lies no model tells, so a few batches are planned, run and timed.
 
-The largest is found by planning alone: doubling until a plan is refused, then halving the distance. Then that one and smaller ones, each
+The largest is found by planning alone: what two sizes need at least says about where it is, and sizes around that are tried. Then that one and smaller ones, each
 about 1.4 times the next, run a few steps in turn, all within the budget.
 """
 
@@ -25,7 +25,14 @@ from lowtide.execute.session import Options
 from lowtide.measure.preserve import preserved
 from lowtide.measure.step import Loss, Step
 from lowtide.plan.plan import Plan
-from lowtide.plan.sizes import Timed, best_size, largest_size, size_table, sizes_to_time
+from lowtide.plan.sizes import (
+    Timed,
+    best_size,
+    largest_size,
+    size_table,
+    sizes_to_time,
+    where_it_ends,
+)
 from lowtide.units import format_bytes
 
 __all__ = ["Batch", "Batches", "Trials", "find_batches"]
@@ -78,6 +85,8 @@ class Trials:
         self.make_batch, self.model, self.options = make_batch, model, options
         self.optimizer, self.loss, self.tell = optimizer, loss, tell
         self.refusal: BudgetError | None = None
+        self.needs: dict[int, int] = {}
+        """The smallest peak found for each size that was tried."""
 
     def fitting(self, size: int, options: Options) -> Fitting:
         twin = copy.deepcopy(self.model, {id(p): p for p in self.model.parameters()})
@@ -86,13 +95,17 @@ class Trials:
     def fits(self, size: int) -> bool:
         quick = replace(self.options, seconds=min(self.options.seconds, _QUICK))
         try:
-            self.fitting(size, quick).run(verify=False)
+            self.needs[size] = self.fitting(size, quick).run(verify=False).floor
         except BudgetError as error:
-            self.refusal = error
+            self.refusal, self.needs[size] = error, error.floor
             self.tell(f"batch {size}: does not fit, needs {format_bytes(error.floor)}")
             return False
         self.tell(f"batch {size}: fits")
         return True
+
+    def aim(self) -> float | None:
+        budget = self.options.budget.bytes
+        return None if budget is None else where_it_ends(self.needs, budget)
 
     def timed(self, sizes: Sequence[int]) -> tuple[Batch, ...]:
         """The largest first, so that what was refused after all leaves out none but itself."""
@@ -130,7 +143,7 @@ def _batch(size: int, times: Sequence[float], plan: Plan) -> Batch:
 
 
 def find_batches(trials: Trials, start: int, most: int) -> Batches:
-    largest = largest_size(trials.fits, start, most)
+    largest = largest_size(trials.fits, start, most, trials.aim)
     found = trials.timed(sizes_to_time(largest)) if largest else ()
     if not found:
         assert trials.refusal is not None, "all were refused"

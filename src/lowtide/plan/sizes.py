@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lowtide.errors import OptionError
 from lowtide.units import format_bytes, format_percent, format_seconds
 
-__all__ = ["Timed", "best_size", "largest_size", "size_table", "sizes_to_time"]
+__all__ = ["Timed", "best_size", "largest_size", "size_table", "sizes_to_time", "where_it_ends"]
 
 _NEAR = 0.06
 """The largest is found to within this part of it."""
@@ -34,29 +34,53 @@ class Timed:
         return self.size / self.seconds
 
 
-def largest_size(fits: Callable[[int], bool], start: int, most: int) -> int:
-    """Doubling until one does not fit, then halving the distance. 0: not even 1 does."""
+def largest_size(
+    fits: Callable[[int], bool],
+    start: int,
+    most: int,
+    aim: Callable[[], float | None] = lambda: None,
+) -> int:
+    """To within a few percent. By doubling until one does not fit, then by halving the distance; sooner where `aim` can say from what was tried
+    about where the largest is. 0: not even 1 fits."""
     if not 1 <= start <= most:
         raise OptionError(f"start={start} and most={most}: the first batch is from 1 to the last")
-    low, high = 0, start
-    while low < most and fits(high):
-        low, high = high, min(2 * high, most)
-    if low == most:
-        return most
-    while low == 0:
-        if high == 1:
-            return 0
-        if fits(high // 2):
-            low = high // 2
+    low, high, size = 0, 0, start
+    while low < most and high != 1:
+        if fits(size):
+            low = size
         else:
-            high //= 2
-    while high - low > max(1, int(_NEAR * low)):
-        middle = (low + high) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle
+            high = size
+        if low and high and high - low <= max(1, int(_NEAR * low)):
+            break
+        size = _next_size(low, high, aim()) if high else _larger(low, most, aim())
     return low
+
+
+def _larger(low: int, most: int, aim: float | None) -> int:
+    """As long as all fit: what is aimed at, or double."""
+    found = next((size for size in _around(aim) if size > low), 2 * low)
+    return min(found, most)
+
+
+def _next_size(low: int, high: int, aim: float | None) -> int:
+    """Between one that fits, or 0, and one that does not."""
+    middle = (low + high) // 2 if low else high // 2
+    return next((size for size in _around(aim) if low < size < high), middle)
+
+
+def _around(aim: float | None) -> tuple[int, ...]:
+    """Right below and right above."""
+    return () if aim is None else (int(aim * (1 - _NEAR / 3)), int(aim * (1 + _NEAR / 2)))
+
+
+def where_it_ends(needs: Mapping[int, int], budget: int) -> float | None:
+    """The size that needs the budget, by a line through what the two largest sizes need; None if there is none."""
+    sizes = sorted(size for size in needs if needs[size])[-2:]
+    if len(sizes) < 2 or needs[sizes[0]] >= needs[sizes[1]]:
+        return None
+    one, other = sizes
+    each = (needs[other] - needs[one]) / (other - one)
+    return other + (budget - needs[other]) / each
 
 
 def sizes_to_time(largest: int) -> list[int]:
