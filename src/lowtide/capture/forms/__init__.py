@@ -20,6 +20,7 @@ from lowtide.capture.forms import (
     encodings,
     inversions,
     masks,
+    pooling,
     recurrent,
     regions,
 )
@@ -51,7 +52,7 @@ _FORMS: dict[str, FormOf] = {
     "from_output": activations.from_output,
     "statistics": activations.from_statistics,
     "channels": activations.by_channels,
-    "pool": masks.pool,
+    "pool": pooling.pool,
     "slices": regions.slices,
     "summed": regions.summed,
     "recurrent": recurrent.fused,
