@@ -1,4 +1,4 @@
-"""Gradients from one bit per element, and from four per pooling window: the same bits as ATen's."""
+"""Gradients from one bit per element: the same bits as ATen's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lowtide.kernels import masks, pooling
+from lowtide.kernels import masks
 
 SHAPES = [(0,), (1,), (7,), (8,), (3, 5), (2, 3, 7, 5), (4, 16, 33, 31)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -60,30 +60,3 @@ def test_in_the_order_of_memory():
     x = torch.randn(2, 5, 7, 9).contiguous(memory_format=torch.channels_last)
     g = torch.randn(2, 5, 7, 9).contiguous(memory_format=torch.channels_last)
     equal(masks.masked(g, masks.pack_above(x, 0.5)), aten.threshold_backward(g, x, 0.5))
-
-
-POOLS = [
-    # height, width, kernel, stride, padding
-    (8, 8, 2, 2, 0),
-    (9, 7, 2, 2, 0),
-    (13, 11, 3, 2, 1),
-    (6, 9, 3, 1, 1),
-    (5, 5, 4, 3, 2),
-    (3, 3, 3, 1, 1),
-]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", POOLS)
-def test_pool_gradients_from_packed_indices(case: tuple[int, ...], dtype: torch.dtype):
-    height, width, *geometry = case
-    kernel, stride, padding = ([n, n] for n in geometry)
-    x = torch.randn(3, 5, height, width).round().to(dtype)  # with equal values in a window
-    y, indices = aten.max_pool2d_with_indices(x, kernel, stride, padding)
-    g = torch.randn_like(y)
-    rest = (kernel, stride, padding, [1, 1], False)
-    expected = aten.max_pool2d_with_indices_backward(g, x, *rest, indices)
-    equal(pooling.gradient_without_input(g, indices, list(x.shape), *rest), expected)
-    packed = pooling.pack_indices(indices, width, kernel, stride, padding)
-    assert packed.numel() <= (indices.numel() + 5 * 3 * height) // 2
-    equal(pooling.gradient_from_packed(g, packed, list(x.shape), kernel, stride, padding), expected)

@@ -21,6 +21,7 @@ from lowtide.capture.forms import (
     inversions,
     masks,
     placing,
+    pooling,
     recurrent,
     regions,
 )
@@ -52,7 +53,7 @@ _FORMS: dict[str, FormOf] = {
     "from_output": activations.from_output,
     "statistics": activations.from_statistics,
     "channels": activations.by_channels,
-    "pool": masks.pool,
+    "pool": pooling.pool,
     "slices": regions.slices,
     "summed": regions.summed,
     "placed": placing.in_place_of_zeros,
