@@ -159,31 +159,36 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.usefixtures("estimated")
-@pytest.mark.parametrize("way", ["from_indices", "from_packed"])
+@pytest.mark.parametrize("way", ["from_indices", "from_packed", "pooled"])
 @pytest.mark.parametrize("case", MODELS)
 def test_a_step_in_which_all_are_made_so_has_the_same_bits(case: str, way: str):
     torch.manual_seed(0)
     model = Loss(MODELS[case]())
     twin, given = copy.deepcopy(model), (torch.randn(4, 3, 25, 22).to(next(model.parameters()).dtype),)  # fmt: skip
     plan = lowtide.fit(model, given, budget="100%", rules=(Pools(),), **QUICK)
-    if case == "half precision" and way == "from_packed":
-        assert not any(op.name.endswith("from_packed") for op in plan.graph.ops)
+    if case == "half precision" and way != "from_indices":
+        assert not any(op.name.endswith(("from_packed", "pooled")) for op in plan.graph.ops)
         return
     plan = choosing(plan, way)
     backward = [plan.graph.op[name] for name in plan.program.steps[1]]
     fused = [op for op in backward if op.of.startswith(("threshold", "hardtanh"))]
     assert len(fused) == (1 if case == "one dimension" else 3)
     assert not any(op.target == BACKWARD for op in backward)
+    if way == "pooled":
+        ran = {plan.graph.op[name].target for name in plan.program.steps[0]}
+        assert not ran & {POOL, "lowtide.pack"}
     lowtide.apply(model, plan)
     assert not differences(twin, model, given)
 
 
 def choosing(plan: Plan, way: str) -> Plan:
-    """The plan that keeps everything and makes all gradients so that can be."""
+    """The plan that keeps everything and makes all gradients so that can be, and with "pooled" all pools, too."""
+    ways = ("pooled", "from_packed") if way == "pooled" else (way,)
     search = Search(make_problem(plan.graph))
     problem, choice = search.problem, search.player.no_choice()
     for form in plan.graph.ops:
-        if form.name.endswith(way) and form.of.startswith(("threshold", "hardtanh")):
+        of = plan.graph.op[form.of].target if form.rule else ""
+        if form.name.endswith(ways) and of in (RELU[1], HARDTANH[1], POOL):
             op = problem.op_names.index(form.of)
             found = [[problem.op_names[i] for i in problem.parts[w]] for w in problem.ways[op]]
             choice[len(problem.storage_names) + op] = found.index([form.name])

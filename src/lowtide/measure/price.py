@@ -137,7 +137,11 @@ def _not_faster(graph: Graph) -> Iterable[Op]:
         factor = max(1.0, graph.op[name].seconds / max(sum(p.seconds for p in found), 1e-9))
         least |= {(name, p.outputs): p.seconds * factor for p in found}
     for op in graph.ops:
-        free = op.rule in LESS_WORK or op.target == _COPIES[0] or op.target in REMAKES
+        free = (
+            not LESS_WORK.isdisjoint((op.rule, op.target))
+            or op.target == _COPIES[0]
+            or op.target in REMAKES
+        )
         floor = 0.0 if free else least.get((op.of, op.outputs), 0.0)
         yield replace(op, seconds=max(op.seconds, floor))
 

@@ -1,6 +1,7 @@
 """Max-pool backward without its input, from packed indices, and together with that of the ReLU before the pool.
 
-ATen asks for the input to know its sizes, and keeps an int64 for each window.
+ATen asks for the input to know its sizes, and keeps an int64 for each window. The four bits are made from these; or the pool itself makes them, by a kernel
+that looks at many windows at once and so takes a fraction of ATen's time.
 
 Of a ReLU whose output goes into a pool, backward reads that output, or a bit of each element, to block gradients; and those come from the pool. At a
 window's maximum it is the pool's output, which tells as well, and is a quarter as large or less. So both gradients are one op, which reads
@@ -16,7 +17,10 @@ from dataclasses import dataclass, replace
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
 
-__all__ = ["BLOCKING", "SAME", "Pools"]
+__all__ = ["BLOCKING", "POOLED", "SAME", "Pools"]
+
+POOLED = "lowtide.max_pool"
+"""The target of ops that make the result and the four bits at once."""
 
 _FORWARD = "aten.max_pool2d_with_indices.default"
 _BACKWARD = "aten.max_pool2d_with_indices_backward.default"
@@ -68,6 +72,9 @@ class Pools:
             layer=maker.layer, source=maker.source, rule=self.name, of=maker.name,
         )  # fmt: skip
         forms = [self.form(op, "from_packed", (gradient, name))]
+        if maker.target == _FORWARD and maker.outputs[1:] == (indices,):
+            made = (maker.outputs[0], name)
+            forms.insert(0, replace(maker, name=f"{op.name}.pooled", target=POOLED, outputs=made, rule=self.name, of=maker.name))  # fmt: skip
         if block is not None:
             read = (gradient, maker.outputs[0], name)
             forms.append(self.form(block, "from_packed", read))

@@ -62,6 +62,8 @@ class Problem:
     """The captured ops, in order, and among them the rules' ops that make what only a later segment reads."""
     segment: Ints
     """The segment of each position in `order`."""
+    spare: Flags
+    """[op]: a rule's op in `order`, which does not run where another form has made what it makes."""
     let_go: Lists
     """For each segment the storages the caller lets go of at its end."""
     arrives: Lists
@@ -147,6 +149,7 @@ def make_problem(graph: Graph) -> Problem:
         again=again,
         order=np.array(order, np.int64),
         segment=np.array(segment, np.int64),
+        spare=np.array([o.name in encoders for o in ops] + [False] * len(returns)),
         let_go=pack(_let_go(graph, number)),
         arrives=pack(
             [

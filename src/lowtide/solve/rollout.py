@@ -46,6 +46,7 @@ class Arrays(NamedTuple):
     again: _Array
     order: _Array
     segment: _Array
+    spare: _Array
     let_go0: _Array
     let_go: _Array
     arrives0: _Array
@@ -68,7 +69,7 @@ def arrays(problem: Problem) -> Arrays:
         over0=p.over.start, over=p.over.items, makers0=p.makers.start, makers=p.makers.items,
         narrower0=p.narrower.start, narrower=p.narrower.items,
         ways0=p.ways.start, ways=p.ways.items, parts0=p.parts.start, parts=p.parts.items,
-        again=p.again, order=p.order, segment=p.segment,
+        again=p.again, order=p.order, segment=p.segment, spare=p.spare,
         let_go0=p.let_go.start, let_go=p.let_go.items,
         arrives0=p.arrives.start, arrives=p.arrives.items,
         finished=p.finished, touches0=p.gaps.touches.start, touches=p.gaps.touches.items, next_gap=p.gaps.next,
@@ -135,6 +136,15 @@ def _note_events(a, state, event0, event_next):  # type: ignore[no-untyped-def]
             event0[start + until] = 2 * gap + 1
 
 
+@inlined
+def _there(a, op, alive):  # type: ignore[no-untyped-def]
+    """All that the op makes."""
+    for i in range(a.makes0[op], a.makes0[op + 1]):
+        if not alive[a.makes[i]]:
+            return False
+    return True
+
+
 @compiled
 def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
     """Play the captured ops. Fills the buffers seq_op and seq_pos; returns the length, or FAILED if something cannot be made.
@@ -164,6 +174,8 @@ def run(a, state, choice, buffers):  # type: ignore[no-untyped-def]
         start = n
         event = event0[position]
         part = a.parts0[way]
+        if a.spare[op] and _there(a, op, alive):
+            part = a.parts0[way + 1]
         while event >= 0 or part < a.parts0[way + 1]:
             # First what is made early here, then the op itself.
             top = 0

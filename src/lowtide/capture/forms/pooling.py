@@ -1,4 +1,4 @@
-"""Max-pool gradients without the pool's input, from a few bits per window, and with those of the activation before the pool."""
+"""Max-pools that make four bits per window, and their gradients without the pool's input, from a few bits per window, and with those of the activation before the pool."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import fx
 
+import lowtide.kernels.max_pool  # noqa: F401 (registers an op)
 from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Added, Form
 from lowtide.ir.graph import Op
 from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pooling import LOOPED
-from lowtide.rules.pooling import BLOCKING, SAME
+from lowtide.rules.pooling import BLOCKING, POOLED, SAME
 
 __all__ = ["pool"]
 
@@ -40,6 +41,12 @@ def pool(captured: Captured, op: Op, plain: Form) -> Form | None:
     small = kernel[0] * kernel[1] <= 16 and dilation == [1, 1] and kernel[1] <= plane[1]
     if not small or not COMPILED or made.device.type != "cpu" or made.dtype not in LOOPED:
         return None
+    if op.target == POOLED:
+        source, result = plain.args[0], captured.tensors[op.outputs[0]].meta["val"]
+        if not source.meta["val"].is_contiguous():
+            return None
+        read = (source, *result.shape[-2:], kernel, stride, padding)
+        return Form(_ops.max_pool.default, read, {}, {op.outputs[1]: 1})
     packed = Form(_ops.pack_indices.default, (indices, plane[1], kernel, stride, padding), {})
     if op.target == "lowtide.pack":
         return packed
