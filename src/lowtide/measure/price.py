@@ -16,6 +16,7 @@ from lowtide.capture.convert import Captured
 from lowtide.capture.forms import Added, Form, compared, form_of, without_formless
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
+from lowtide.measure.density import with_room_as_counted
 from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
@@ -42,7 +43,7 @@ def price(
 ) -> Graph:
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
     compared with the captured ones, to the last bit but where `rounding` is allowed."""
-    graph = without_formless(captured, graph)
+    graph = with_room_as_counted(captured, without_formless(captured, graph))
     calls = {
         o.name: replace(_call(_form(captured, o)), made=graph.bytes_of(o.outputs))
         for o in graph.ops
@@ -71,7 +72,7 @@ def other_bits(
     for op in ops:
         if (
             op.rule in probed
-            and op.target not in _COPIES
+            and op.target not in (*_COPIES, *REMAKES)
             and set(op.outputs) <= set(graph.op[op.of].outputs)
         ):
             plain, form, wanted = compared(captured, op)
