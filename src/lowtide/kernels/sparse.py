@@ -12,7 +12,7 @@ with temporaries as large as the tensor; on CUDA these were never run on hardwar
 from __future__ import annotations
 
 import logging
-from functools import cache
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -112,15 +112,17 @@ def _unsigned(x: Tensor) -> Numbers:
     return made
 
 
-def _starts(count: object, numbers: Numbers, wide: bool, each: int = _BLOCK) -> NDArray[np.int64]:
+def _starts(
+    count: Callable[..., None], numbers: Numbers, wide: bool, each: int = _BLOCK
+) -> NDArray[np.int64]:
     """Where the numbers of each block begin among the packed ones, and where the last one's end."""
     starts = np.zeros(1 - (-len(numbers) // each), np.int64)
-    spread(count, len(starts) - 1, each, numbers, wide, starts[1:])  # type: ignore[arg-type]
+    spread(count, len(starts) - 1, each, numbers, wide, starts[1:])
     return np.cumsum(starts, out=starts)
 
 
 def _tell(x: Tensor, count: int, parts: int) -> None:
-    """Once for a shape, if it is more than planned."""
+    """If it is more than planned, once for a shape."""
     room = -(-x.numel() * parts // PARTS)
     if count > room:
         more = (count - room) * x.element_size()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import torch
 from torch import fx
 
 from lowtide.capture import meaning

@@ -95,7 +95,10 @@ class Plan:
     @property
     def exact_how(self) -> str:
         """What was allowed besides, of an exact plan."""
-        said = {Exactness.MOVE: "some through other memory", Exactness.SPARSE: "some without their zeros"}
+        said = {
+            Exactness.MOVE: "some through other memory",
+            Exactness.SPARSE: "some without their zeros",
+        }
         return " and ".join(words for allowed, words in said.items() if allowed in self.allow)
 
     @cached_property

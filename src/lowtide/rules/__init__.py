@@ -18,7 +18,15 @@ from lowtide.rules.slices import Slices, SummedSlices
 from lowtide.rules.smaller import Halves, QuarterBytes
 from lowtide.rules.sparse import Sparse
 
-__all__ = ["BY_DEFAULT", "DEFAULT_RULES", "SAME_BITS", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = [
+    "BY_DEFAULT",
+    "DEFAULT_RULES",
+    "SAME_BITS",
+    "Exactness",
+    "Proposal",
+    "Rule",
+    "add_makers",
+]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
