@@ -7,9 +7,11 @@ is also packed and unpacked sixteen numbers at once.
 
 How many zeros there are depends on the data, which rules do not know. So several sizes are proposed of each tensor, with room for one to twelve
 sixteenths of its elements; when the ops are priced, the elements are counted in a real forward (`measure/density.py`), and only the smallest
-size stays that has room for that many and an eighth more. The eighth is for other batches and for weights as they will be: a sum over
-thousands of elements varies little from batch to batch, but training moves it. Where a batch has still more, it is packed all the same: memory
-is taken that was not planned, and a warning says so. The bits are the same in any case.
+size stays that has room for that many and an eighth more. The eighth is for other batches and for weights as they will be: in two small
+convolutional networks trained for 120 steps, no ReLU let through 5% more than at first, nor of any batch 8% more than on average. Where a batch has still more,
+it is packed all the same: memory is taken that was not planned, and a warning says so. The bits are the same in any case.
+
+Zero is +0.0. A dropout multiplies what it drops by zero, which makes -0.0 of a negative number, and that is kept. So dropout pays behind a ReLU, and little elsewhere.
 """
 
 from __future__ import annotations
