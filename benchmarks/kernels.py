@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from lowtide.kernels import bytes as small
-from lowtide.kernels import files, masks, pooling
+from lowtide.kernels import files, masks, pooling, sparse
 from lowtide.kernels import statistics as norms
 
 Work = tuple[Callable[[], object], int]
@@ -35,6 +35,8 @@ def works(elements: int) -> dict[str, Work]:
     few = small.as_bytes(x)
     shape = list(x.shape), list(x.stride())
     ticket = files.moved(x)
+    active = x.relu()
+    packed_active = sparse.without_zeros(active, 9)
     return {
         "pack_above": (lambda: masks.pack_above(x, 0.0), x.nbytes + bits.nbytes),
         "pack_inside": (lambda: masks.pack_inside(x, 0.0, 6.0), x.nbytes + bits.nbytes),
@@ -56,6 +58,14 @@ def works(elements: int) -> dict[str, Work]:
         "as_bytes": (lambda: small.as_bytes(x), x.nbytes + few.nbytes),
         "from_bytes": (lambda: small.from_bytes(few, *shape), x.nbytes + few.nbytes),
         "bfloat16": (x.bfloat16, x.nbytes * 3 // 2),
+        "without_zeros": (
+            lambda: sparse.without_zeros(active, 9),
+            x.nbytes + packed_active.nbytes,
+        ),
+        "with_zeros": (
+            lambda: sparse.with_zeros(packed_active, *shape, x.dtype),
+            x.nbytes + packed_active.nbytes,
+        ),
         "moved": (lambda: files.moved(x), 2 * x.nbytes),
         "moved_back": (
             lambda: files.moved_back(ticket, *shape, x.dtype, x.device),

@@ -46,7 +46,7 @@ class Captured:
     """For a value that is an element of a call's tuple, its index."""
     ambient: frozenset[fx.Node] = field(default_factory=frozenset)
     given: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """The real parameters behind placeholders, as they are now; where they are known."""
+    """The real tensors behind placeholders, as they are now; where they are known. Not to be held on to."""
 
 
 def convert(

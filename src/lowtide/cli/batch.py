@@ -33,7 +33,7 @@ class BatchCommand:
         parser.add_argument("--most", metavar="B", type=int, default=65536, help="the last size (default: %(default)s)")  # fmt: skip
         parser.add_argument("--steps", metavar="N", type=int, default=5, help="time N steps of each (default: %(default)s)")  # fmt: skip
         parser.add_argument("--seconds", metavar="S", type=positive, default=10.0, help="how long to search for each plan at most (default: %(default)g)")  # fmt: skip
-        parser.add_argument("--allow", metavar="WORD", action="append", default=[], help="rounding, lossy: give up exact gradients")  # fmt: skip
+        parser.add_argument("--allow", metavar="WORD", action="append", default=[], help="rounding, lossy: give up exact gradients; move, sparse: keep them exact")  # fmt: skip
         parser.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module, as in python -m")  # fmt: skip
         parser.add_argument("script", metavar="SCRIPT ...", nargs=argparse.REMAINDER, help="the script and its own arguments, with {} for the batch")  # fmt: skip
 

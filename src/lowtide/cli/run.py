@@ -35,7 +35,7 @@ class RunCommand:
             help="most bytes a step may have allocated: 6GiB, 1500MB, 6442450944 or 60%% of the unplanned peak",
         )
         parser.add_argument(
-            "--allow", metavar="WORD", action="append", default=[], help="rounding, lossy: give up exact gradients"
+            "--allow", metavar="WORD", action="append", default=[], help="rounding, lossy: give up exact gradients; move, sparse: keep them exact"
         )  # fmt: skip
         parser.add_argument("--seconds", metavar="S", type=positive, default=10.0, help="how long to search for a plan at most (default: %(default)g)")  # fmt: skip
         parser.add_argument("--plan", metavar="FILE", type=Path, help="run this plan, instead of making one for --budget")  # fmt: skip

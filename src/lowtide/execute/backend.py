@@ -44,16 +44,18 @@ class Backend:
         self, gm: fx.GraphModule, example_inputs: Sequence[Any], **_: Any
     ) -> Callable[..., Any]:
         lower_rnns(gm)
-        with functorch_config.patch(unlift_effect_tokens=True):
-            compiled: Callable[..., Any] = aot_autograd(
-                fw_compiler=self.compile_forward,
-                bw_compiler=self.compile_backward,
-                inference_compiler=_run,
-                partition_fn=partial(
-                    self.partition, broken=_broken(gm), parameters=_parameters(example_inputs)
-                ),
-                keep_inference_input_mutations=True,
-            )(gm, example_inputs)
+        real = _real(example_inputs)
+        try:
+            with functorch_config.patch(unlift_effect_tokens=True):
+                compiled: Callable[..., Any] = aot_autograd(
+                    fw_compiler=self.compile_forward,
+                    bw_compiler=self.compile_backward,
+                    inference_compiler=_run,
+                    partition_fn=partial(self.partition, broken=_broken(gm), real=real),
+                    keep_inference_input_mutations=True,
+                )(gm, example_inputs)
+        finally:
+            real.clear()  # what is compiled lives on; the batch must not
         return compiled
 
     def partition(
@@ -64,7 +66,7 @@ class Backend:
         num_fwd_outputs: int,
         static_lifetime_input_indices: Sequence[int] | None = None,
         broken: str = "",
-        parameters: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        real: Mapping[int, torch.Tensor] = MappingProxyType({}),
         **_: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         static = list(static_lifetime_input_indices or [])
@@ -76,7 +78,7 @@ class Backend:
                 static_lifetime_input_indices=static,
             )
         _guard_sizes(joint)
-        given = meaning.placeholders_of(joint, parameters)
+        given = meaning.placeholders_of(joint, real)
         forward, backward, piece = self.session.partition(
             joint, num_fwd_outputs, static, broken, given
         )
@@ -100,9 +102,10 @@ class Backend:
         return self.session.watch.backward(run, self.pieces[number], tangents)
 
 
-def _parameters(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
-    """By position: plain real ones. Not the batch, which is not to be held on to."""
-    return {i: t for i, t in enumerate(inputs) if type(t) is torch.nn.Parameter}
+def _real(inputs: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """By position: plain real ones."""
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return {i: t for i, t in enumerate(inputs) if type(t) in plain}
 
 
 def _has_backward(joint: fx.GraphModule, num_forward_outputs: int) -> bool:

@@ -131,7 +131,7 @@ class Session:
         given: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> tuple[fx.GraphModule, fx.GraphModule, Piece]:
         """Forward, backward, and what was captured. `broken`: where and why the graph ended, if in a graph break. `given`: the real
-        parameters behind placeholders."""
+        tensors behind placeholders."""
         with self.planning():
             return self.partitioned(joint, num_forward_outputs, static_inputs, broken, given)
 

@@ -8,6 +8,7 @@ The values are chosen so that an op takes the time it takes in training and does
 - floats are normally distributed around zero, away from denormals (which are many times slower) and from NaN. They are copied
   from one block of random numbers again and again, which is as fast as memory; drawing them took longer than most ops.
 - integers and bools are zero: an index that is valid whatever it indexes.
+- what packs a tensor without its zeros reads one with as many as were counted, and what unpacks it what the first made.
 Tensors that overlap themselves (expanded) are cut from a storage of their true size, so they stay as small as they were.
 """
 
@@ -20,13 +21,26 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
+from lowtide.kernels.sparse import without_zeros
 from lowtide.measure.signature import concrete
+from lowtide.rules.sparse import PARTS, packed_bytes
 
-__all__ = ["Fill", "empty", "normal", "probabilities", "real_inputs", "real_tensor", "tensors_in"]
+__all__ = [
+    "Fill",
+    "empty",
+    "normal",
+    "probabilities",
+    "real_inputs",
+    "real_tensor",
+    "tensors_in",
+    "with_zeros_as_planned",
+]
 
 Fill = Callable[[torch.Tensor, torch.Tensor], None]
 """Puts values into a new flat tensor, given the tensor it stands for."""
 
+_ops = torch.ops.lowtide
+_SURELY = 0.95
 _BLOCK = 1_000_003  # prime, so that rows of a matrix do not repeat
 
 
@@ -77,6 +91,30 @@ def normal(flat: torch.Tensor, like: torch.Tensor) -> None:
 def probabilities(flat: torch.Tensor, like: torch.Tensor) -> None:
     """Between 0 and 1, for ops that refuse anything else."""
     _repeat(flat, _uniform_block)
+
+
+def with_zeros_as_planned(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same arguments; those of the two ops that know zeros with about as many as there is room for in the plan."""
+    if function is _ops.without_zeros.default:
+        _thin(args[0], args[1] / PARTS)
+    elif function is _ops.with_zeros.default:
+        small, shape, strides, dtype = args
+        whole = torch.empty_strided(shape, strides, dtype=dtype, device=small.device)
+        _repeat(_in_order(whole), _normal_block)
+        room = len(small) - packed_bytes(whole.numel(), 0, 0)
+        _thin(whole, room / max(whole.nbytes, 1))
+        return without_zeros(whole, PARTS), *args[1:]
+    return args
+
+
+def _thin(tensor: torch.Tensor, share: float) -> None:
+    """Leaves less than this share of the numbers."""
+    for piece in _in_order(tensor).split(_BLOCK):
+        piece.masked_fill_(_uniform_block()[: len(piece)].to(piece.device) >= share * _SURELY, 0)
+
+
+def _in_order(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _is_real(tensor: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from lowtide.capture.forms import (
 )
 from lowtide.cost.store import Cost, CostStore
 from lowtide.ir.graph import Graph, Op
+from lowtide.measure.density import with_room_as_counted
 from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
@@ -49,7 +50,7 @@ def price(
 ) -> Graph:
     """The graph with costs. `graph` is the captured one, possibly with more makers; `probed` are rules whose ops are to be
     compared with the captured ones, to the last bit but where `rounding` is allowed."""
-    graph = without_formless(captured, graph)
+    graph = with_room_as_counted(captured, without_formless(captured, graph))
     calls = {o.name: _timed(captured, graph, o) for o in graph.ops if _is_call(graph, o)}
     costs = measure_calls(list(calls.values()), store, progress=progress)
     other = other_bits(captured, graph, graph.ops, store, probed, rounding=rounding)
@@ -74,7 +75,7 @@ def other_bits(
     for op in ops:
         if (
             op.rule in probed
-            and op.target not in _COPIES
+            and op.target not in (*_COPIES, *REMAKES)
             and set(op.outputs) <= set(graph.op[op.of].outputs)
         ):
             plain, form, wanted = compared(captured, op)

@@ -44,7 +44,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lowtide.cost.analytic import Spec, estimate, sheet_for
 from lowtide.cost.key import environment_key
 from lowtide.cost.store import Cost, CostStore
-from lowtide.measure.inputs import Fill, empty, normal, probabilities, real_inputs, tensors_in
+from lowtide.measure.inputs import (
+    Fill,
+    empty,
+    normal,
+    probabilities,
+    real_inputs,
+    tensors_in,
+    with_zeros_as_planned,
+)
 from lowtide.measure.peak import available_bytes, record
 from lowtide.measure.signature import concrete, dtype_name
 
@@ -170,6 +178,7 @@ def _cost(call: Call, fill: Fill, flush: torch.Tensor, known: Cost | None) -> Co
     device = _device([call])
     _check_memory(call, device)
     args, kwargs = real_inputs(call.args, call.kwargs, fill)
+    args = with_zeros_as_planned(call.function, args)
 
     def run() -> object:
         return call.function(*args, **kwargs)

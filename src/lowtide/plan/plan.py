@@ -17,7 +17,7 @@ from lowtide.draw.charts import timeline_svg
 from lowtide.draw.notebook import shown
 from lowtide.ir.graph import Graph
 from lowtide.ir.program import Program, unplanned
-from lowtide.rules import DEFAULT_RULES, Exactness
+from lowtide.rules import DEFAULT_RULES, SAME_BITS, Exactness
 from lowtide.sim.memory import Timeline, simulate
 from lowtide.units import format_bytes, format_percent, format_seconds
 
@@ -90,7 +90,16 @@ class Plan:
     @property
     def exact(self) -> bool:
         """The same bits as without a plan: nothing else was allowed, so nothing else was used, and no layer has another kernel."""
-        return not set(self.allow) - {"move"} and not self.other_kernels
+        return not {*self.allow} - {*SAME_BITS} and not self.other_kernels
+
+    @property
+    def exact_how(self) -> str:
+        """What was allowed besides, of an exact plan."""
+        said = {
+            Exactness.MOVE: "some through other memory",
+            Exactness.SPARSE: "some without their zeros",
+        }
+        return " and ".join(words for allowed, words in said.items() if allowed in self.allow)
 
     @cached_property
     def other_kernels(self) -> tuple[str, ...]:
@@ -124,7 +133,7 @@ class Plan:
 
     def _bits(self) -> str:
         if self.exact:
-            return "same bits, some through other memory" if self.allow else "same bits"
+            return ", ".join(filter(None, ("same bits", self.exact_how)))
         error = self.gradient_error
         measured = "not measured" if error is None else f"measured {error:.0e}"
         kernels = f"{len(self.other_kernels)} ops by another kernel" if self.other_kernels else ""

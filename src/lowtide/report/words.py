@@ -88,8 +88,7 @@ def _gap_cell(plan: Plan) -> Cell:
 
 def _bits_cell(plan: Plan) -> Cell:
     if plan.exact:
-        note = "some through other memory" if plan.allow else "as without a plan"
-        return Cell("Gradients", "Same bits", note, GOOD)
+        return Cell("Gradients", "Same bits", plan.exact_how or "as without a plan", GOOD)
     error = plan.gradient_error
     note = "error not measured" if error is None else f"measured error {error:.0e}"
     lossy = "lossy" in plan.allow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lowtide.rules.activations import FromOutput, Statistics
-from lowtide.rules.base import BY_DEFAULT, Exactness, Proposal, Rule, add_makers
+from lowtide.rules.base import BY_DEFAULT, SAME_BITS, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.channels import Channels
 from lowtide.rules.convolution import SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
@@ -17,8 +17,17 @@ from lowtide.rules.recurrent import Recurrent
 from lowtide.rules.replay import Replay
 from lowtide.rules.slices import Slices, SummedSlices
 from lowtide.rules.smaller import Halves, QuarterBytes
+from lowtide.rules.sparse import Sparse
 
-__all__ = ["BY_DEFAULT", "DEFAULT_RULES", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = [
+    "BY_DEFAULT",
+    "DEFAULT_RULES",
+    "SAME_BITS",
+    "Exactness",
+    "Proposal",
+    "Rule",
+    "add_makers",
+]
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     Replay(),
@@ -40,4 +49,5 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Halves(),
     QuarterBytes(),
     Move(),
+    Sparse(),
 )

@@ -15,7 +15,16 @@ from typing import Protocol
 
 from lowtide.ir.graph import Graph, Op, Value
 
-__all__ = ["BY_DEFAULT", "LESS_WORK", "REMAKES", "Exactness", "Proposal", "Rule", "add_makers"]
+__all__ = [
+    "BY_DEFAULT",
+    "LESS_WORK",
+    "REMAKES",
+    "SAME_BITS",
+    "Exactness",
+    "Proposal",
+    "Rule",
+    "add_makers",
+]
 
 REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped", "lowtide.inverted"))
 """Targets of ops that make one captured tensor from what a rule or a later op made of it: not another form of the op that made it, whatever else that
@@ -37,10 +46,14 @@ class Exactness(StrEnum):
     """A smaller, approximate form."""
     MOVE = "move"
     """The same bits, through other memory."""
+    SPARSE = "sparse"
+    """The same bits, in as much memory as the data asks for: a plan cannot promise the peak for all batches."""
 
 
 BY_DEFAULT = (Exactness.EXACT, Exactness.KERNEL)
 """What need not be allowed."""
+SAME_BITS = (Exactness.EXACT, Exactness.MOVE, Exactness.SPARSE)
+"""What leaves every gradient as it is."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,8 @@ class Rule(Protocol):
 
     @property
     def probed(self) -> bool:
-        """Other kernels than the captured ones: exact only on devices where both give the same bits. That is looked up or tried
-        when the ops are priced; elsewhere they count as rounding."""
+        """What only the device or the data can tell. Other kernels than the captured ones are exact only on devices where both give the same bits;
+        that is looked up or tried when the ops are priced, and elsewhere they count as rounding. Nor are such rules' ops offered without it."""
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         """More makers for values of the graph."""

@@ -139,10 +139,10 @@ def _note_events(a, state, event0, event_next):  # type: ignore[no-untyped-def]
 @inlined
 def _there(a, op, alive):  # type: ignore[no-untyped-def]
     """All that the op makes."""
+    absent = 0
     for i in range(a.makes0[op], a.makes0[op + 1]):
-        if not alive[a.makes[i]]:
-            return False
-    return True
+        absent += not alive[a.makes[i]]
+    return absent == 0
 
 
 @compiled

@@ -62,6 +62,7 @@ _FORMS: dict[str, FormOf] = {
     "half": encodings.half,
     "int8": encodings.quarter_bytes,
     "move": encodings.move,
+    "sparse": encodings.sparse,
 }
 """By the name of the rule; `teach` adds to them."""
 

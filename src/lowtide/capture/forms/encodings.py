@@ -1,4 +1,4 @@
-"""Smaller copies of tensors, tensors elsewhere, and the way back."""
+"""Smaller copies of tensors, tensors without their zeros or elsewhere, and the way back."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 import torch
 
 import lowtide.kernels.bytes
-import lowtide.kernels.files  # noqa: F401 (both register ops)
+import lowtide.kernels.files
+import lowtide.kernels.sparse  # noqa: F401 (all register ops)
 from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Added, Form, dense
 from lowtide.ir.graph import Op
+from lowtide.rules.sparse import parts_of
 
-__all__ = ["half", "move", "quarter_bytes"]
+__all__ = ["half", "move", "quarter_bytes", "sparse"]
 
 _ops = torch.ops.lowtide
 _cast = torch.ops.aten._to_copy.default
@@ -40,13 +42,22 @@ def move(captured: Captured, op: Op, plain: Form) -> Form | None:
     return _either_way(captured, op, Form(_ops.moved.default, (), {}), back)
 
 
+def sparse(captured: Captured, op: Op, plain: Form) -> Form | None:
+    def back(small: Added, tensor: torch.Tensor) -> Form:
+        return Form(_ops.with_zeros.default, (small, *_layout(tensor), tensor.dtype), {})
+
+    packed = op.outputs[0] if op.target == "lowtide.encode" else op.inputs[0]
+    there = Form(_ops.without_zeros.default, (parts_of(packed),), {})
+    return _either_way(captured, op, there, back)
+
+
 def _either_way(
     captured: Captured, op: Op, there: Form, back: Callable[[Added, torch.Tensor], Form]
 ) -> Form | None:
-    """The call that encodes a tensor, which is then its only argument, or the one that makes it again; the tensor must be dense."""
+    """The call that encodes a tensor, which is then its first argument, or the one that makes it again; the tensor must be dense."""
     encodes = op.target == "lowtide.encode"
     node = captured.tensors[op.inputs[0] if encodes else op.outputs[0]]
-    encode = Form(there.target, (node,), there.kwargs)
+    encode = Form(there.target, (node, *there.args), there.kwargs)
     if not dense(node.meta["val"]):
         return None
     return encode if encodes else back(Added(op.inputs[0], encode), node.meta["val"])
