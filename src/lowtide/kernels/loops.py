@@ -25,12 +25,10 @@ from torch import Tensor
 
 from lowtide.solve.compiled import COMPILED, remove_stale_caches
 
-__all__ = ["COMPILED", "barrier", "flat", "inline", "loop", "shares", "spread", "together", "wait"]
+__all__ = ["COMPILED", "Team", "flat", "inline", "loop", "shares", "spread", "team"]
 
 if COMPILED:
-    from llvmlite import ir
-    from numba import njit, types
-    from numba.extending import intrinsic
+    from numba import njit
 
 remove_stale_caches(Path(__file__).parent)
 
@@ -60,9 +58,9 @@ def spread(function: Callable[..., None], turns: int, each: int, *arguments: Any
     if len(stretches) == 1:
         function(0, turns, *arguments)
         return
-    team = _team()
-    if team is not None:
-        team.run(function, stretches, arguments)
+    found = team()
+    if found is not None:
+        found.run(function, stretches, arguments)
         return
     others = [_pool().submit(function, a, b, *arguments) for a, b in stretches[1:]]
     function(*stretches[0], *arguments)
@@ -76,75 +74,37 @@ def shares(turns: int, most: int) -> list[tuple[int, int]]:
     return list(pairwise([turns * i // threads for i in range(threads + 1)]))
 
 
-def together(
-    function: Callable[..., None], stretches: list[tuple[int, int]], *arguments: Any
-) -> bool:
-    """All stretches at the same time, each on a thread of its own, so that they may `wait` for each other; False if that cannot be."""
-    if len(stretches) == 1:
-        function(*stretches[0], *arguments)
-        return True
-    team = _team()
-    return team is not None and team.run(function, stretches, arguments, at_once=True)
-
-
-def barrier() -> int:
-    """Address of the function at which threads that run `together` wait for each other; 0 if there are none."""
-    team = _team()
-    return 0 if team is None else team.barrier
-
-
 def flat(tensor: Tensor) -> NDArray[Any]:
     """The elements in the order they lie in memory; the tensor must be dense."""
     return tensor.as_strided((tensor.numel(),), (1,)).numpy()
 
 
-if COMPILED:
-
-    @intrinsic  # type: ignore[untyped-decorator]
-    def wait(_: Any, address: Any) -> Any:
-        """In a loop: for all others that run `together` with it. `address` is `barrier()`."""
-
-        def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), [])
-            return context.get_dummy_value()
-
-        return types.void(types.int64), generate
-
-else:
-
-    def wait(address: int) -> None:
-        """Nothing runs together."""
-
-
-class _Team:
+class Team:
     """The threads of an OpenMP runtime, that of GNU or one that understands its calls."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self.start = library["GOMP_parallel"]
+        self.start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        self.start.restype = None
         self.callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         self.parallel = library.GOMP_parallel
         self.parallel.argtypes = [self.callback, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self.parallel.restype = None
         self.number, self.count = library.omp_get_thread_num, library.omp_get_num_threads
-        self.barrier = int(ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0)
+        self.number_at, self.count_at = _address(self.number), _address(self.count)
+        self.barrier = _address(library.GOMP_barrier)
 
     def run(
         self,
         function: Callable[..., None],
         stretches: list[tuple[int, int]],
         arguments: tuple[Any, ...],
-        at_once: bool = False,
-    ) -> bool:
-        """Whether it ran: `at_once` it does so only if there is a thread for each stretch."""
+    ) -> None:
         failed: list[BaseException] = []
-        enough = [True]
 
         def work(_: object) -> None:
             try:  # fewer threads may have come than were asked for
-                if at_once and self.count() != len(stretches):
-                    enough[0] = False
-                    return
                 for first, last in stretches[self.number() :: self.count()]:
                     function(first, last, *arguments)
             except BaseException as error:  # nothing may be raised into the runtime
@@ -153,15 +113,18 @@ class _Team:
         self.parallel(self.callback(work), None, len(stretches), 0)
         if failed:
             raise failed[0]
-        return enough[0]
+
+
+def _address(function: Any) -> int:
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
 
 
 @cache
-def _team() -> _Team | None:
+def team() -> Team | None:
     """Of the runtime that comes with torch."""
     for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
         try:
-            return _Team(path)
+            return Team(path)
         except (OSError, AttributeError):  # not one, or not to be had
             continue
     return None

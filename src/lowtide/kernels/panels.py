@@ -86,18 +86,24 @@ if COMPILED:
 
 @inline
 def copy_rows(weights, first, last, panels):  # type: ignore[no-untyped-def]
-    """Rows first to last of weights (n, k) as columns: panels (ceil(n / 16), k, 16). Missing columns are zero."""
-    length = panels.shape[1]
+    """Rows first to last of each group of weights (groups, n, k), one group after the other, as columns: panels (.., k, 16). Missing columns are zero."""
+    groups, gap, length = weights.shape
+    width, whole = last - first, length // WIDTH * WIDTH
     for panel in range(panels.shape[0]):
-        row = first + panel * WIDTH
-        whole = length // WIDTH * WIDTH if row + WIDTH <= last else 0
-        source = weights.ctypes.data + row * length * 4
-        target = panels.ctypes.data + panel * length * WIDTH * 4
-        for k in range(0, whole, WIDTH):
-            _turn(source + k * 4, length * 4, WIDTH - 1, target + k * WIDTH * 4)
-        for k in range(whole, length):
-            for j in range(WIDTH):
-                panels[panel, k, j] = weights[row + j, k] if row + j < last else _ZERO
+        begin, target = panel * WIDTH, panels.ctypes.data + panel * length * WIDTH * 4
+        inside = begin + WIDTH <= groups * width and width >= WIDTH
+        if inside:
+            group, number = begin // width, begin % width
+            source = weights.ctypes.data + (group * gap + first + number) * length * 4
+            jump = (gap - width) * length * 4  # over what is not wanted, to the next group
+            for k in range(0, whole, WIDTH):
+                _turn(source + k * 4, length * 4, WIDTH - 1, width - number, jump, target + k * WIDTH * 4)  # fmt: skip
+        for j in range(WIDTH):
+            number = begin + j
+            there = number < groups * width
+            group, row = (number // width, first + number % width) if there else (0, 0)
+            for k in range(whole if inside else 0, length):
+                panels[panel, k, j] = weights[group, row, k] if there else _ZERO
 
 
 @inline
@@ -144,17 +150,6 @@ def _take(edge, start, rows, width, add, c, row, column):  # type: ignore[no-unt
 
 
 @inline
-def _put(rows, more, a, a_row, panel, count, c, row, column, width, edge):  # type: ignore[no-untyped-def]
-    """One tile of c; of the last panel only the columns that there are."""
-    if width == WIDTH:
-        to = c.ctypes.data + (row * c.shape[1] + column) * 4
-        _one(rows, more, a, a_row, panel, count, to, 4 * c.shape[1])
-    else:
-        _one(rows, False, a, a_row, panel, count, edge.ctypes.data, 4 * edge.shape[1])
-        _take(edge, 0, rows, width, more, c, row, column)
-
-
-@inline
 def _two(rows, add, a, panel, other, count, c, c_other, c_step):  # type: ignore[no-untyped-def]
     """A copied tile by two panels."""
     if rows == 14:
@@ -187,9 +182,15 @@ def _shares(rows, most):  # type: ignore[no-untyped-def]
 
 
 @inline
-def _place(rows, most, number):  # type: ignore[no-untyped-def]
+def _place(rows, most, number, multiple=2):  # type: ignore[no-untyped-def]
     """Where a stretch begins: even numbers of rows, as equal as can be."""
-    return min(rows, 2 * ((rows + 1) // 2 * number // _shares(rows, most)))
+    return min(rows, multiple * (-(-rows // multiple) * number // _shares(rows, most)))
+
+
+@inline
+def _term(length, number):  # type: ignore[no-untyped-def]
+    """Likewise for the terms of a sum."""
+    return _place(length, _COPIED, number, WIDTH)
 
 
 @inline
@@ -199,29 +200,27 @@ def scratch():  # type: ignore[no-untyped-def]
 
 
 @inline
-def multiply(a, panels, gap, add, c, first, last, copied):  # type: ignore[no-untyped-def]
-    """Columns first to last of c = a @ panels, plus c if `add`; for several groups of panels, `gap` columns apart. `copied` is `scratch()`."""
+def multiply(a, panels, add, c, first, last, copied):  # type: ignore[no-untyped-def]
+    """Columns first to last of c = a @ panels, plus c if `add`. `copied` is `scratch()`."""
     rows, length = a.shape
-    groups = panels.shape[0]
-    if not (WIDE and rows >= _FEW and groups * panels.shape[1] >= _WORTH):
-        for group in range(groups):
-            _multiply_plain(a, panels[group], add, c, group * gap + first, group * gap + last)
+    if not (WIDE and rows >= _FEW and panels.shape[0] >= _WORTH):
+        _multiply_plain(a, panels, add, c, first, last)
         return
-    for start in range(0, length, _COPIED):
-        count = min(_COPIED, length - start)
+    for part in range(_shares(length, _COPIED)):
+        start, end = _term(length, part), _term(length, part + 1)
         for block in range(_shares(rows, _BLOCK)):
             top, bottom = _place(rows, _BLOCK, block), _place(rows, _BLOCK, block + 1)
-            _gather_rows(a, start, count, top, bottom, copied)
-            _multiply_copied(copied, start, count, top, bottom, panels, gap, add or start > 0, c, first, last)  # fmt: skip
+            _gather_rows(a, start, end - start, top, bottom, copied)
+            _multiply_copied(copied, start, end - start, top, bottom, panels, add or start > 0, c, first, last)  # fmt: skip
 
 
 @inline
 def multiply_across(a, first, last, panels, others, add, c, d, copied):  # type: ignore[no-untyped-def]
     """Rows first to last of c = a.T @ panels and of d = a.T @ others, plus c and d if `add`. What is not wanted is empty."""
     rows, length = last - first, a.shape[0]
-    for start in range(0, length, _COPIED):
-        count = min(_COPIED, length - start)
-        more = add or start > 0
+    for part in range(_shares(length, _COPIED)):
+        start = _term(length, part)
+        count, more = _term(length, part + 1) - start, add or start > 0
         for block in range(_shares(rows, _BLOCK)):
             top, bottom = (
                 first + _place(rows, _BLOCK, block),
@@ -229,73 +228,59 @@ def multiply_across(a, first, last, panels, others, add, c, d, copied):  # type:
             )
             _gather_columns(a, start, count, top, bottom, copied)
             if c.size:
-                _multiply_copied(copied, start, count, top, bottom, panels, 0, more, c, 0, c.shape[1])  # fmt: skip
+                _multiply_copied(copied, start, count, top, bottom, panels, more, c, 0, c.shape[1])  # fmt: skip
             if d.size:
-                _multiply_copied(copied, start, count, top, bottom, others, 0, more, d, 0, d.shape[1])  # fmt: skip
+                _multiply_copied(copied, start, count, top, bottom, others, more, d, 0, d.shape[1])  # fmt: skip
 
 
 @inline
 def _multiply_plain(a, panels, add, c, first, last):  # type: ignore[no-untyped-def]
     rows, length = a.shape
-    step = 4 * length
-    tiles = -(-rows // _ROWS)
+    step, tiles = 4 * length, -(-rows // _ROWS)
     edge = np.empty((_ROWS, WIDTH), np.float32)
     for start in range(0, length, _LENGTH):
-        count = min(_LENGTH, length - start)
+        count, more = min(_LENGTH, length - start), add or start > 0
         for panel in range(panels.shape[0]):
             column = first + panel * WIDTH
             there = panels.ctypes.data + (panel * length + start) * WIDTH * 4
             for tile in range(tiles):
                 row, end = rows * tile // tiles, rows * (tile + 1) // tiles
                 here = a.ctypes.data + row * step + start * 4
-                _put(
-                    end - row, add or start > 0, here, step, there, count, c, row, column,
-                    min(WIDTH, last - column), edge,
-                )  # fmt: skip
+                if column + WIDTH <= last:
+                    to = c.ctypes.data + (row * c.shape[1] + column) * 4
+                    _one(end - row, more, here, step, there, count, to, 4 * c.shape[1])
+                else:
+                    _one(end - row, False, here, step, there, count, edge.ctypes.data, 4 * WIDTH)
+                    _take(edge, 0, end - row, last - column, more, c, row, column)
 
 
 @inline
-def _multiply_copied(copied, start, count, top, bottom, panels, gap, add, c, first, last):  # type: ignore[no-untyped-def]
-    """One block: `count` terms of each sum, from `start` on. Panels of all groups are taken two by two."""
+def _multiply_copied(copied, start, count, top, bottom, panels, add, c, first, last):  # type: ignore[no-untyped-def]
+    """One block: `count` terms of each sum, from `start` on. Panels are taken two by two."""
     edge = np.empty((_MOST, 2 * WIDTH), np.float32)
-    tiles, each, step = _shares(bottom - top, _MOST), panels.shape[1], c.shape[1] * 4
+    tiles, step = _shares(bottom - top, _MOST), c.shape[1] * 4
     tops = np.empty(tiles + 1, np.int64)  # looked up, not divided for again and again
     for tile in range(tiles + 1):
         tops[tile] = top + _place(bottom - top, _MOST, tile)
-    group_step, panel_step, row_step, _ = panels.strides
+    panel_step, row_step, _ = panels.strides
     source, begin = copied.ctypes.data, panels.ctypes.data + start * row_step
-    group = panel = 0
-    while group < panels.shape[0]:
-        here, column = begin + group * group_step + panel * panel_step, group * gap + panel * WIDTH
-        width = min(WIDTH, last - first - panel * WIDTH)
-        panel += 1
-        if panel == each:
-            panel, group = 0, group + 1
-        there, beside, more = here, column, 0
-        if group < panels.shape[0]:
-            there, beside = (
-                begin + group * group_step + panel * panel_step,
-                group * gap + panel * WIDTH,
-            )
-            more = min(WIDTH, last - first - panel * WIDTH)
-            panel += 1
-            if panel == each:
-                panel, group = 0, group + 1
-        column, beside = first + column, first + beside
+    for panel in range(0, panels.shape[0], 2):
+        here, there = begin + panel * panel_step, begin + (panel + 1) * panel_step
+        column = first + panel * WIDTH
+        width = min(2 * WIDTH, last - column)
         for tile in range(tiles):
             row, rows = tops[tile], tops[tile + 1] - tops[tile]
             size, tiled = max(_FEW, (rows + 1) // 2 * 2), source + tile * _STEP * 4
-            if width + more == 2 * WIDTH and rows == size:
-                to = c.ctypes.data + row * step
-                _two(size, add, tiled, here, there, count, to + column * 4, to + beside * 4, step)
+            whole = rows == size and (width == 2 * WIDTH or width == WIDTH)
+            to, beneath = edge.ctypes.data, 2 * WIDTH * 4
+            if whole:
+                to, beneath = c.ctypes.data + row * step + column * 4, step
+            if width > WIDTH:
+                _two(size, add and whole, tiled, here, there, count, to, to + WIDTH * 4, beneath)
             else:
-                to = edge.ctypes.data
-                if more:
-                    _two(size, False, tiled, here, there, count, to, to + WIDTH * 4, 2 * WIDTH * 4)
-                else:
-                    _alone(size, False, tiled, here, count, to, 2 * WIDTH * 4)
+                _alone(size, add and whole, tiled, here, count, to, beneath)
+            if not whole:
                 _take(edge, 0, rows, width, add, c, row, column)
-                _take(edge, WIDTH, rows, more, add, c, row, beside)
 
 
 @inline
@@ -309,7 +294,7 @@ def _gather_rows(a, start, count, top, bottom, copied):  # type: ignore[no-untyp
         target = copied.ctypes.data + tile * _STEP * 4
         last = min(WIDTH, a.shape[0] - row) - 1
         for k in range(0, whole, WIDTH):
-            _turn(source + k * 4, length * 4, last, target + k * WIDTH * 4)
+            _turn(source + k * 4, length * 4, last, WIDTH, 0, target + k * WIDTH * 4)
         for k in range(whole, count):
             for j in range(last + 1):
                 copied[tile * _STEP + k * WIDTH + j] = a[row + j, start + k]

@@ -1,7 +1,7 @@
 """What does one step of an LSTM layer do besides products? All of it for one sample in one pass over its units, sixteen at a time.
 
 Addresses are integers; one that is 0 stands for something that is not wanted. Of the four gates of a sample each is so many bytes after the
-one before, and so are their biases and gradients.
+one before, and so are their biases and gradients. Their sums, before activation, are a thread's own and lie closer.
 """
 
 from __future__ import annotations
@@ -64,9 +64,12 @@ def _over_units(body: Callable[..., None], addresses: int) -> Any:
     return run
 
 
-def _forward(units: _Units, gates: Any, bias: Any, c: Any, y: Any, cells: Any) -> None:
+def _forward(
+    units: _Units, sums: Any, near: Any, gates: Any, bias: Any, c: Any, y: Any, cells: Any
+) -> None:
     n = units.numbers
-    i, f, g, o = (units.load(gates, k) + units.load(bias, k) for k in range(4))
+    own = _Units(units.builder, units.place, units.mask, near)
+    i, f, g, o = (own.load(sums, k) + units.load(bias, k) for k in range(4))
     activated = n.sigmoid(i), n.sigmoid(f), n.tanh(g), n.sigmoid(o)
     for k, gate in enumerate(activated):
         units.store(gate, gates, k)
@@ -118,7 +121,7 @@ def _backward(
 
 if COMPILED:
     cell, cell_again, cell_back = (
-        _over_units(_forward, 5),
+        _over_units(_forward, 7),
         _over_units(_again, 4),
         _over_units(_backward, 8),
     )

@@ -21,16 +21,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.kernels.loops import COMPILED, barrier, shares, together
+from lowtide.kernels.loops import COMPILED
 from lowtide.kernels.pages import in_large_pages
 from lowtide.kernels.panels import BEATS_BLAS, WIDTH
-from lowtide.kernels.rnn_steps import add_gradients, run_steps, run_steps_back
+from lowtide.kernels.rnn_steps import (
+    TOGETHER,
+    add_gradients,
+    columns_of,
+    run_steps,
+    run_steps_back,
+)
 from lowtide.rules.recurrent import ROWS, kept_numbers, stretch
 
 __all__ = ["Way", "backward", "forward", "supports", "workspace_elements"]
@@ -161,10 +165,12 @@ class _Layer:
         self.hidden = w_hh.shape[1]
         self.bias = w_hh.new_zeros(4 * self.hidden) if b_ih is None or b_hh is None else b_ih + b_hh
         self.most = stretch(self.steps, self.batch, way.rows)
-        self.panels = -(-self.hidden // WIDTH)
-        self.to_gates = self.by_units(self.w_hh)
-        self.from_input = self.by_units(self.w_ih)
-        self.to_hidden = self.by_columns(self.w_hh)
+        self.threads = min(torch.get_num_threads(), _panels(self.hidden))
+        fours = -(-self.hidden // TOGETHER)
+        self.to_gates = _Panels(self.w_hh, fours, self.hidden)
+        self.from_input = _Panels(self.w_ih, fours, self.w_ih.shape[1])
+        columns = self.threads * columns_of(self.hidden, self.threads)
+        self.to_hidden = _Panels(self.w_hh, columns, 4 * self.hidden)
 
     def stretches(self) -> Iterator[tuple[int, int]]:
         """In the order of forward, as places in time: first, last."""
@@ -208,16 +214,6 @@ class _Layer:
         """The input of a stretch, sample by sample."""
         return self.x[first:last].contiguous().flatten(0, 1)
 
-    def by_units(self, weights: Tensor) -> _Panels:
-        """(4H, k) as panels of units, gate by gate."""
-        length = weights.shape[1]
-        return _Panels(weights.view(4, self.hidden, length), (self.panels, length))
-
-    def by_columns(self, weights: Tensor) -> _Panels:
-        """(4H, n) as panels of columns."""
-        length, columns = weights.shape
-        return _Panels(weights[None], (-(-columns // WIDTH), length))
-
     def run(
         self,
         gates: Tensor,
@@ -238,11 +234,15 @@ class _Layer:
                 x = rows
             else:
                 torch.mm(rows, self.w_ih.t(), out=gates.flatten(0, 1))
-        self.together(
-            run_steps, *self.to_gates.arrays(not known), self.reverse, known, write,
-            _array(x, 2), *self.from_input.arrays(x is not None), self.bias.numpy(),
-            gates.numpy(), self.before(y, first, last).numpy(), y[first:last].numpy(), c.numpy(), _array(cells),
+        w_hh, w_ih = self.to_gates, self.from_input
+        packed = 0 if known else w_hh.packed
+        ran = run_steps.run(
+            self.threads, last - first, self.batch, self.hidden, self.x.shape[2], self.reverse, known, write, packed,
+            w_hh.weights, w_hh.place(not known), x, w_ih.weights, w_ih.place(x is not None),
+            self.bias, gates, self.before(y, first, last), y[first:last], c, cells,
         )  # fmt: skip
+        if not known:
+            w_hh.packed = ran
 
     def run_back(
         self,
@@ -259,34 +259,26 @@ class _Layer:
     ) -> None:
         """Gradients of the gates before their activation go into `changes` and are added to `db`; dh and dc become those at the start of the stretch."""
         arriving = None if grad_y is None else grad_y[first:last].contiguous()
-        self.together(
-            run_steps_back, *self.to_hidden.arrays(), self.reverse, gates.numpy(), cells.numpy(), start.numpy(),
-            _array(arriving), dh.numpy(), dc.numpy(), changes.numpy(), _array(db, 1),
+        w_hh = self.to_hidden
+        w_hh.packed = run_steps_back.run(
+            self.threads, last - first, self.batch, self.hidden, self.reverse, w_hh.packed,
+            w_hh.weights, w_hh.place(), gates, cells, start, arriving, dh, dc, changes, db,
         )  # fmt: skip
-
-    def together(self, function: Any, *arguments: Any) -> None:
-        """Units shared among threads, in whole panels."""
-        found = shares(self.panels, self.panels)
-        units = [(WIDTH * a, min(WIDTH * b, self.hidden)) for a, b in found]
-        if not together(function, units, barrier() if len(units) > 1 else 0, *arguments):
-            function(0, self.hidden, 0, *arguments)
 
 
 class _Panels:
-    """Weights in the order in which the loops read them: (groups, panels, length, 16). The loop that first reads them copies them there, each thread its own."""
+    """Weights in the order in which the loops read them: (panels, length, 16). The loop that first reads them copies them there, each thread its own."""
 
-    def __init__(self, weights: Tensor, size: tuple[int, int]) -> None:
-        self.weights, self.size = weights, size
+    def __init__(self, weights: Tensor, panels: int, length: int) -> None:
+        self.weights, self.size = weights, (panels, length, WIDTH)
+        self.packed = 0
+        """For so many threads."""
         self.made: Tensor | None = None
 
-    def arrays(self, wanted: bool = True) -> tuple[Any, Any]:
-        """What is to be copied, and where it is then."""
-        if not wanted:
-            return _array(None, 3), _array(None, 4)
-        weights = None if self.made is not None else self.weights
-        if self.made is None:
-            self.made = in_large_pages(self.weights.new_empty(len(self.weights), *self.size, WIDTH))
-        return _array(weights), _array(self.made, 4)
+    def place(self, wanted: bool = True) -> Tensor | None:
+        if wanted and self.made is None:
+            self.made = in_large_pages(self.weights.new_empty(self.size))
+        return self.made
 
 
 class _Sums:
@@ -298,7 +290,7 @@ class _Sums:
         self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
         self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
         self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
-        self.w_panels = layer.by_columns(layer.w_ih)
+        self.w_panels = _Panels(layer.w_ih, _panels(layer.w_ih.shape[1]), 4 * layer.hidden)
         self.first = 0
         """Then 1: by how much what is there counts."""
 
@@ -310,15 +302,16 @@ class _Sums:
     def by_panels(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
         layer = self.layer
         x, h = layer.rows(first, last), layer.before(y, first, last)
-        inputs = -(-x.shape[1] // WIDTH)
+        inputs = x.shape[1]
         x_panels, h_panels = (
-            x.new_empty(1, panels, len(x), WIDTH) if wanted else None
-            for panels, wanted in ((inputs, self.needs[3]), (layer.panels, self.needs[4]))
+            x.new_empty(_panels(columns), len(x), WIDTH) if wanted else None
+            for columns, wanted in ((inputs, self.needs[3]), (layer.hidden, self.needs[4]))
         )
-        dx = None if self.dx is None else self.dx[first:last].flatten(0, 1)
-        layer.together(
-            add_gradients, self.first > 0, layer.reverse, changes.numpy(), x.numpy(), h.numpy(), y[first:last].numpy(),
-            *self.w_panels.arrays(dx is not None), _array(x_panels, 4), _array(h_panels, 4), _array(dx, 2), _array(self.dw_ih, 2), _array(self.dw_hh, 2),
+        dx, w_ih = None if self.dx is None else self.dx[first:last], self.w_panels
+        w_ih.packed = add_gradients.run(
+            layer.threads, last - first, layer.batch, layer.hidden, inputs, self.first > 0, layer.reverse, w_ih.packed,
+            changes, x, h, y[first:last], w_ih.weights, w_ih.place(dx is not None), x_panels, h_panels,
+            dx, self.dw_ih, self.dw_hh,
         )  # fmt: skip
 
     def by_torch(self, changes: Tensor, y: Tensor, first: int, last: int) -> None:
@@ -343,10 +336,5 @@ def _start(gradient: Tensor | None, state: Tensor) -> Tensor:
     return gradient.clone(memory_format=torch.contiguous_format)
 
 
-def _array(tensor: Tensor | None, dimensions: int = 3) -> Any:
-    return _none(dimensions) if tensor is None else tensor.numpy()
-
-
-@cache
-def _none(dimensions: int) -> Any:
-    return np.empty((0,) * dimensions, np.float32)
+def _panels(columns: int) -> int:
+    return -(-columns // WIDTH)

@@ -1,8 +1,16 @@
-"""The steps of an LSTM layer as compiled loops, forward and backward, for a share of its units (`kernels/rnn_fused.py` shares them out)."""
+"""The steps of an LSTM layer as compiled loops, forward and backward, each thread with a share of the units.
+
+What only one thread reads and writes again and again is its own memory: sums before activation, the cell state and both gradients that go from
+step to step. In the rows of the whole layer the shares of two threads would meet within a line of the cache, and every write take it away from
+the other: with 200 units on two threads that was a third of the time. What all read later (gates, y, gradients of gates) is written there once.
+"""
 
 from __future__ import annotations
 
-from lowtide.kernels.loops import inline, loop, wait
+import numpy as np
+
+from lowtide.kernels.jobs import enter, floats, job, to_fixed_tuple, wait
+from lowtide.kernels.loops import inline
 from lowtide.kernels.panels import (
     WIDTH,
     copy_columns,
@@ -13,8 +21,11 @@ from lowtide.kernels.panels import (
 )
 from lowtide.kernels.rnn_cells import cell, cell_again, cell_back
 
-__all__ = ["add_gradients", "run_steps", "run_steps_back"]
+__all__ = ["GATES", "TOGETHER", "add_gradients", "run_steps", "run_steps_back"]
 
+GATES = 4
+TOGETHER = 4
+"""Units of which a thread has all or none: their gates' weights fill a panel."""
 _AHEAD = 128
 """Rows of x that are multiplied at once: enough for full speed, and what they make is still in the cache in the steps that read it."""
 
@@ -34,126 +45,162 @@ def _by_columns(first, last, weights, panels):  # type: ignore[no-untyped-def]
 
 
 @inline
+def _units(hidden, index, count):  # type: ignore[no-untyped-def]
+    """A thread's share: first, last."""
+    fours = -(-hidden // TOGETHER)
+    first, last = TOGETHER * (fours * index // count), TOGETHER * (fours * (index + 1) // count)
+    return min(first, hidden), min(last, hidden)
+
+
+@inline
+def columns_of(hidden, count):  # type: ignore[no-untyped-def]
+    """Panels of columns for the largest share of so many threads."""
+    fours = (hidden + TOGETHER - 1) // TOGETHER
+    most = (fours + count - 1) // count
+    return (most * TOGETHER + WIDTH - 1) // WIDTH
+
+
+@inline
 def _at(array, row, column):  # type: ignore[no-untyped-def]
     """Address of a number in rows without gaps."""
     return array.ctypes.data + (row * array.shape[-1] + column) * 4
 
 
-@loop
-def run_steps(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    barrier,
-    w_hh,
-    panels,
-    reverse,
-    known,
-    write,
-    x,
-    w_ih,
-    x_panels,
-    bias,
-    gates,
-    h,
-    y,
-    c,
-    cells,
-):
-    """Where there is an x, the gates' part that comes from it is not in them yet. Weights that there are go into their panels first."""
-    steps, batch, width = gates.shape
-    hidden = width // 4
-    own, end = first // WIDTH, -(-last // WIDTH)
-    _by_units(own, end, w_hh, panels)
-    _by_units(own, end, w_ih, x_panels)
-    copied = scratch()
-    rows, ahead = gates.reshape(steps * batch, width), max(1, _AHEAD // batch)
+@job
+def run_steps(place):  # type: ignore[no-untyped-def]
+    """Where there is no x, the part of their sums that comes from it is where the gates will be. Weights go into their panels first, unless they
+    are there for as many threads."""
+    index, count, barrier, told = enter(place)
+    if not count:
+        return
+    (
+        steps, batch, hidden, inputs, reverse, known, write, packed,
+        w_hh_at, panels_at, x_at, w_ih_at, x_panels_at, bias_at, gates_at, h_at, y_at, c_at, cells_at,
+    ) = to_fixed_tuple(told, 19)  # fmt: skip
+    first, last = _units(hidden, index, count)
+    units, own = last - first, first // TOGETHER
+    end, width = own + -(-units // TOGETHER), GATES * hidden
+    all_panels = -(-hidden // TOGETHER)
+    panels = floats(panels_at, all_panels, hidden, WIDTH)[own:end]
+    x_panels = floats(x_panels_at, all_panels, inputs, WIDTH)[own:end]
+    if packed != count:
+        if not known:
+            copy_rows(floats(w_hh_at, GATES, hidden, hidden), first, last, panels)
+        if x_at:
+            copy_rows(floats(w_ih_at, GATES, hidden, inputs), first, last, x_panels)
+    gates, x = floats(gates_at, steps, batch, width), floats(x_at, steps * batch, inputs)
+    y, h = floats(y_at, steps, batch, hidden), floats(h_at, batch, hidden)
+    c, state = floats(c_at, batch, hidden), np.empty((batch, units), np.float32)
+    state[:] = c[:, first:last]
+    copied, ahead = scratch(), max(1, _AHEAD // batch) if x_at else 1
+    columns, origin = (end - own) * WIDTH, 0
+    sums = np.empty((0 if known else min(ahead, steps) * batch, columns), np.float32)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
-        if x.size and step % ahead == 0:
-            top, bottom = (max(0, t + 1 - ahead), t + 1) if reverse else (t, min(t + ahead, steps))
-            top, bottom = top * batch, bottom * batch
-            multiply(x[top:bottom], x_panels[:, own:end], hidden, False, rows[top:bottom], first, last, copied)  # fmt: skip
+        if x_at and step % ahead == 0:
+            origin, edge = (max(0, t + 1 - ahead), t + 1) if reverse else (t, min(t + ahead, steps))
+            multiply(x[origin * batch : edge * batch], x_panels, False, sums, 0, columns, copied)
+        elif not (x_at or known):
+            origin = t
+            for gate in range(GATES):
+                place = gate * hidden + first
+                sums[:, gate * units : (gate + 1) * units] = gates[t, :, place : place + units]
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
-            multiply(before, panels[:, own:end], hidden, True, gates[t], first, last, copied)
+            now = sums[(t - origin) * batch : (t - origin + 1) * batch]
+            multiply(before, panels, True, now, 0, columns, copied)
         for b in range(batch):
-            row, sample = _at(gates, t * batch + b, first), t * batch + b
-            state, out = _at(c, b, first), _at(y, sample, first) if write else 0
-            noted = _at(cells, sample, first) if cells.size else 0
+            sample = t * batch + b
+            row, own_state = _at(gates, sample, first), _at(state, b, 0)
+            out = _at(y, sample, first) if write else 0
+            noted = cells_at + (sample * hidden + first) * 4 if cells_at else 0
             if known:
-                cell_again(last - first, 4 * hidden, (row, state, out, noted))
+                cell_again(units, 4 * hidden, (row, own_state, out, noted))
             else:
-                cell(last - first, 4 * hidden, (row, _at(bias, 0, first), state, out, noted))
-        if write and barrier:
+                made = _at(sums, (t - origin) * batch + b, 0)
+                cell(units, 4 * hidden, (made, 4 * units, row, bias_at + first * 4, own_state, out, noted))  # fmt: skip
+        if write:
             wait(barrier)
+    c[:, first:last] = state
 
 
-@loop
-def run_steps_back(  # type: ignore[no-untyped-def]
-    first, last, barrier, w_hh, panels, reverse, gates, cells, start, arriving, dh, dc, changes, db
-):
-    steps, batch, width = gates.shape
-    hidden = width // 4
-    own, end = first // WIDTH, -(-last // WIDTH)
-    _by_columns(own, end, w_hh, panels)
-    copied = scratch()
+@job
+def run_steps_back(place):  # type: ignore[no-untyped-def]
+    """Gradients of the gates before their activation, and their sums if `db` is there."""
+    index, count, barrier, told = enter(place)
+    if not count:
+        return
+    (
+        steps, batch, hidden, reverse, packed,
+        w_hh_at, panels_at, gates_at, cells_at, start_at, arriving_at, dh_at, dc_at, changes_at, db_at,
+    ) = to_fixed_tuple(told, 15)  # fmt: skip
+    first, last = _units(hidden, index, count)
+    width, many = GATES * hidden, -(-(last - first) // WIDTH)
+    own = index * columns_of(hidden, count)
+    panels = floats(panels_at, own + many, width, WIDTH)[own:]
+    if packed != count:
+        copy_columns(floats(w_hh_at, width, hidden), first, last, panels)
+    gates, cells = floats(gates_at, steps, batch, width), floats(cells_at, steps, batch, hidden)
+    start, changes = floats(start_at, batch, hidden), floats(changes_at, steps, batch, width)
+    dh, dc = floats(dh_at, batch, hidden), floats(dc_at, batch, hidden)
+    own_dh = np.empty((batch, many * WIDTH), np.float32)
+    own_dc = np.empty_like(own_dh)
+    own_dh[:, : last - first], own_dc[:, : last - first] = dh[:, first:last], dc[:, first:last]
+    copied, total = scratch(), db_at + first * 4 if db_at else 0
     for step in range(steps):
         t = step if reverse else steps - 1 - step
         before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
         for b in range(batch):
             sample = t * batch + b
-            there = _at(arriving, sample, first) if arriving.size else 0
-            total = _at(db, 0, first) if db.size else 0
+            there = arriving_at + (sample * hidden + first) * 4 if arriving_at else 0
             cell_back(
                 last - first, 4 * hidden,
                 (_at(gates, sample, first), _at(cells, sample, first), _at(before, b, first), there,
-                 _at(dh, b, first), _at(dc, b, first), _at(changes, sample, first), total),
+                 _at(own_dh, b, 0), _at(own_dc, b, 0), _at(changes, sample, first), total),
             )  # fmt: skip
-        if barrier:
-            wait(barrier)
-        multiply(changes[t], panels[:, own:end], 0, False, dh, first, last, copied)
+        wait(barrier)
+        multiply(changes[t], panels, False, own_dh, 0, many * WIDTH, copied)
+    dh[:, first:last], dc[:, first:last] = own_dh[:, : last - first], own_dc[:, : last - first]
 
 
-@loop
-def add_gradients(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    barrier,
-    add,
-    reverse,
-    changes,
-    x,
-    h,
-    y,
-    w_ih,
-    w_panels,
-    x_panels,
-    h_panels,
-    dx,
-    dw_ih,
-    dw_hh,
-):
-    """Of x and of both weights, from those of the gates of some steps. What is not wanted is empty."""
-    steps, batch, width = changes.shape
-    hidden = width // 4
-    rows = changes.reshape(steps * batch, width)
-    own, end, all_units = first // WIDTH, -(-last // WIDTH), -(-hidden // WIDTH)
-    inputs = -(-x.shape[1] // WIDTH)
-    start, stop = inputs * own // all_units, inputs * end // all_units
-    columns, edge = start * WIDTH, min(stop * WIDTH, x.shape[1])
-    _by_columns(start, stop, w_ih, w_panels)
-    copied = scratch()
-    if dx.size and columns < edge:
-        multiply(rows, w_panels[:, start:stop], 0, False, dx, columns, edge, copied)
-    if dw_ih.size and columns < edge:
-        copy_columns(x, columns, edge, x_panels[0, start:stop])
-    if dw_hh.size:
+@job
+def add_gradients(place):  # type: ignore[no-untyped-def]
+    """Of x and of both weights, from those of the gates of some steps. What is not wanted is not there. All threads copy into panels, then they
+    share the rows of each product."""
+    index, count, barrier, told = enter(place)
+    if not count:
+        return
+    (
+        steps, batch, hidden, inputs, add, reverse, packed, changes_at, x_at, h_at, y_at,
+        w_at, w_panels_at, x_panels_at, h_panels_at, dx_at, dw_ih_at, dw_hh_at,
+    ) = to_fixed_tuple(told, 18)  # fmt: skip
+    width, length = GATES * hidden, steps * batch
+    rows = floats(changes_at, length, width)
+    some, all_units = -(-inputs // WIDTH), -(-hidden // WIDTH)
+    w_panels = floats(w_panels_at, some, width, WIDTH)
+    x_panels = floats(x_panels_at, some, length, WIDTH)
+    h_panels = floats(h_panels_at, all_units, length, WIDTH)
+    own, end = some * index // count, some * (index + 1) // count
+    first, last = own * WIDTH, min(end * WIDTH, inputs)
+    if dx_at and not packed:
+        copy_columns(floats(w_at, width, inputs), first, last, w_panels[own:end])
+    if dw_ih_at:
+        copy_columns(floats(x_at, length, inputs), first, last, x_panels[own:end])
+    if dw_hh_at:
+        h, y = floats(h_at, batch, hidden), floats(y_at, steps, batch, hidden)
+        own, end = all_units * index // count, all_units * (index + 1) // count
+        first, last = own * WIDTH, min(end * WIDTH, hidden)
         for step in range(steps):
             t = steps - 1 - step if reverse else step
             before = y[t + 1 if reverse else t - 1] if step else h
-            part = h_panels[0, own:end, t * batch : (t + 1) * batch]
-            copy_columns(before, first, last, part)
-    if barrier:
-        wait(barrier)
-    for place in range(first, width, hidden):
-        multiply_across(rows, place, place + last - first, x_panels, h_panels, add, dw_ih, dw_hh, copied)  # fmt: skip
+            copy_columns(before, first, last, h_panels[own:end, t * batch : (t + 1) * batch])
+    wait(barrier)
+    copied = scratch()
+    if dx_at:
+        top, bottom = length * index // count, length * (index + 1) // count
+        dx = floats(dx_at, length, inputs)
+        multiply(rows[top:bottom], w_panels, False, dx[top:bottom], 0, inputs, copied)
+    dw_ih = floats(dw_ih_at, width if dw_ih_at else 0, inputs)
+    dw_hh = floats(dw_hh_at, width if dw_hh_at else 0, hidden)
+    first, last = width * index // count, width * (index + 1) // count
+    multiply_across(rows, first, last, x_panels, h_panels, add, dw_ih, dw_hh, copied)

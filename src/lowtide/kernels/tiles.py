@@ -106,12 +106,13 @@ def copier() -> Any:
 
 
 def turner() -> Any:
-    """16 by 16 floats, transposed: rows so many bytes apart at one address become rows without gaps at another. Past row `last`, it comes again."""
+    """16 by 16 floats, transposed: rows so many bytes apart at one address become rows without gaps at another. Past row `last`, it comes again;
+    from row `cut` on, rows are `jump` bytes further."""
 
     @intrinsic  # type: ignore[untyped-decorator]
-    def turn(_: Any, source: Any, step: Any, last: Any, target: Any) -> Any:
+    def turn(_: Any, source: Any, step: Any, last: Any, cut: Any, jump: Any, target: Any) -> Any:
         def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
-            source, step, last, target = arguments
+            source, step, last, cut, jump, target = arguments
             long, kind = ir.IntType(64), ir.VectorType(ir.FloatType(), WIDTH).as_pointer()
 
             def at(base: Any, offset: Any) -> Any:
@@ -120,7 +121,11 @@ def turner() -> Any:
             def line(number: int) -> Any:
                 here = ir.Constant(long, number)
                 there = builder.select(builder.icmp_signed("<", here, last), here, last)
-                return builder.load(at(source, builder.mul(step, there)), align=4)
+                further = builder.select(
+                    builder.icmp_signed("<", here, cut), ir.Constant(long, 0), jump
+                )
+                place = builder.add(builder.mul(step, there), further)
+                return builder.load(at(source, place), align=4)
 
             rows = [line(number) for number in range(WIDTH)]
             for size in (1, 2, 4, 8):  # blocks of so many change places across the diagonal
@@ -134,6 +139,6 @@ def turner() -> Any:
                 builder.store(row, at(target, ir.Constant(long, 4 * WIDTH * r)), align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 4), generate
+        return types.void(*[types.int64] * 6), generate
 
     return turn
