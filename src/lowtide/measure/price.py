@@ -154,7 +154,7 @@ def _is_call(graph: Graph, op: Op) -> bool:
 def _timed(captured: Captured, graph: Graph, op: Op) -> Call:
     """What is small beside the tensor that it is written into is timed like that: a copy of it would take all the time."""
     form = _form(captured, op)
-    if op.rule == "placed" and op.over:
+    if op.rule in ("outer", "placed") and op.over:
         return _call(written_over(form, captured.tensors[op.over[0]]))
     return replace(_call(form), made=graph.bytes_of(op.outputs))
 

@@ -11,6 +11,7 @@ from lowtide.rules.inverted import Inverted
 from lowtide.rules.layouts import ChannelParts, ChannelsLast
 from lowtide.rules.masks import Masks
 from lowtide.rules.move import Move
+from lowtide.rules.outer import Outer
 from lowtide.rules.placed import Placed
 from lowtide.rules.pooling import Pools
 from lowtide.rules.recurrent import Recurrent
@@ -42,6 +43,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     SplitBackward(),
     Transposed(),
     Placed(),
+    Outer(),
     Recurrent(),
     Slices(),
     SummedSlices(),

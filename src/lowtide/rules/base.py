@@ -30,7 +30,7 @@ REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped", "
 """Targets of ops that make one captured tensor from what a rule or a later op made of it: not another form of the op that made it, whatever else that
 made and however long it took."""
 
-LESS_WORK = frozenset(("placed", "recurrent", "lowtide.max_pool"))
+LESS_WORK = frozenset(("outer", "placed", "recurrent", "lowtide.max_pool"))
 """Rules, or targets, whose ops do less than the captured ones, or take long enough to be believed: these may be faster. Of all others, what is measured to be faster
 is mostly noise."""
 

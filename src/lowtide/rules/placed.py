@@ -7,14 +7,14 @@ zeros. Here the part is added to the sum right away, and no zeros are made.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Op
 from lowtide.rules.base import Exactness, Proposal
 from lowtide.rules.in_place import writable
 
-__all__ = ["Placed"]
+__all__ = ["Placed", "added", "into"]
 
 _ADD = "aten.add.Tensor"
 _AMONG_ZEROS = ("aten.select_backward.default", "aten.slice_backward.default")
@@ -29,28 +29,30 @@ class Placed:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for op in graph.captured:
-            if op.target == _ADD and op.rerun and len(op.inputs) == 2:
-                total, padded = op.inputs
-                for sum_, whole in ((total, padded), (padded, total)):
-                    maker = _pads(graph, op, whole)
-                    if maker is not None and graph.value[sum_].spec == graph.value[whole].spec:
-                        yield self.proposal(graph, op, sum_, maker)
-                        break
-
-    def proposal(self, graph: Graph, op: Op, total: str, maker: Op) -> Proposal:
-        """`maker` says where the part lies: its call, which does not run any more, does."""
-        placed = replace(
-            op, name=f"{op.name}.{self.name}", target="lowtide.placed", inputs=(total, *maker.inputs), rule=self.name, of=op.name,
-            over=writable(graph, (total,), op.outputs[0]),
-        )  # fmt: skip
-        return Proposal((placed,))
+            found = added(graph, op, _AMONG_ZEROS)
+            if found is not None and len(found[1].inputs) == 1:
+                yield Proposal((into(graph, op, self.name, *found),))
 
 
-def _pads(graph: Graph, op: Op, whole: str) -> Op | None:
-    """The op that puts a part among zeros, which only `op` reads."""
-    makers = [m for m in graph.makers[whole] if not m.rule]
-    if len(makers) != 1 or makers[0].target not in _AMONG_ZEROS or len(makers[0].inputs) != 1:
+def added(graph: Graph, op: Op, targets: Collection[str]) -> tuple[str, Op] | None:
+    """Of a sum of two, one tensor and the op that makes the other, if it is one of these and nobody else reads what it makes."""
+    if op.target != _ADD or not op.rerun or len(op.inputs) != 2:
         return None
-    alone = [u.name for u in graph.users[whole]] == [op.name]
-    held = any(graph.storage(r.value) == whole for r in graph.required)
-    return makers[0] if alone and not held and makers[0].segment == op.segment else None
+    for total, other in (op.inputs, op.inputs[::-1]):
+        makers = [m for m in graph.makers[other] if not m.rule]
+        alone = [u.name for u in graph.users[other]] == [op.name]
+        held = any(graph.storage(r.value) == other for r in graph.required)
+        alike = graph.value[total].spec == graph.value[other].spec
+        if len(makers) == 1 and alone and not held and alike:
+            maker = makers[0]
+            if maker.target in targets and maker.segment == op.segment:
+                return total, maker
+    return None
+
+
+def into(graph: Graph, op: Op, rule: str, total: str, maker: Op) -> Op:
+    """The sum without what the maker makes: its call says what is added, and does not run any more."""
+    return replace(
+        op, name=f"{op.name}.{rule}", target=f"lowtide.{rule}", inputs=(total, *maker.inputs), rule=rule, of=op.name,
+        over=writable(graph, (total,), op.outputs[0]),
+    )  # fmt: skip

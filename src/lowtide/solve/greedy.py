@@ -41,8 +41,11 @@ class Descent:
 
     def descend(self, limit: int) -> Answers | None:
         """Drop where it hurts least until the limit holds; None if that gets stuck. Two ways: what is remade only to remake
-        others is discarded at once, or held for whoever needs it next. Where both get stuck, with ops in their leanest ways."""
-        for choice in (self.player.no_choice(), self.player.lean_choice()):
+        others is discarded at once, or held for whoever needs it next. With ops in their fastest ways, and where both get stuck as captured, or in
+        their leanest ways."""
+        player = self.player
+        for make in (player.quick_choice, player.no_choice, player.lean_choice):
+            choice = make()
             found = [self._descend(limit, choice, self._held(answer)) for answer in (DISCARD, DROP)]
             within = [f for f in found if f is not None]
             if within:

@@ -20,6 +20,7 @@ from lowtide.capture.forms import (
     encodings,
     inversions,
     masks,
+    outer,
     placing,
     pooling,
     recurrent,
@@ -56,6 +57,7 @@ _FORMS: dict[str, FormOf] = {
     "pool": pooling.pool,
     "slices": regions.slices,
     "summed": regions.summed,
+    "outer": outer.without_product,
     "placed": placing.in_place_of_zeros,
     "recurrent": recurrent.fused,
     "inverted": inversions.inverted,
@@ -140,6 +142,8 @@ def compared(captured: Captured, op: Op) -> tuple[Form | None, Form | None, list
     if op.target == MADE_PARTS and plain is not None:
         pair = convolutions.compared_parts(captured, op, plain)
         return (*pair, []) if pair is not None else (None, None, [])
+    if op.rule == "outer" and plain is not None:
+        return outer.with_product(captured, op, plain), form_of(captured, op), []
     single = captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default
     if op.rule != "slices" or single or plain is None:
         return plain, form_of(captured, op), wanted
