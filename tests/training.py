@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 import lowtide
 from lowtide.errors import BudgetError
 from lowtide.plan.plan import Plan
+from lowtide.solve.problem import make_problem
+from lowtide.solve.search import Search
 
 QUICK: dict[str, Any] = {"seconds": 0.2, "verify": False}
 """Options of `fit` for tests in which neither the best plan nor a measured step is the point."""
@@ -110,6 +112,20 @@ def loss_of(output: Any) -> Tensor:
         weights = torch.linspace(-1, 2, t.numel(), dtype=t.dtype).reshape(t.shape)
         total = total + (t * weights).sum()
     return total
+
+
+def choosing(plan: Plan, rule: str) -> Plan:
+    """The plan that keeps everything and runs each op as this rule has it, where it has one."""
+    search = Search(make_problem(plan.graph))
+    problem, choice = search.problem, search.player.no_choice()
+    for form in plan.graph.ops:
+        if form.rule == rule and form.of in problem.op_index:
+            op = problem.op_index[form.of]
+            found = [[problem.op_names[i] for i in problem.parts[w]] for w in problem.ways[op]]
+            choice[len(problem.storage_names) + op] = found.index([form.name])
+    answers = search.player.play(problem.gaps.start_state.copy(), choice)
+    assert answers is not None
+    return replace(plan, program=search.program(answers))
 
 
 def differences(
