@@ -24,7 +24,9 @@ def run(across: bool, a: Any, first: int, last: int, by: Any, other: Any, add: b
 
 @numba.njit
 def copy(weights: Any, first: int, last: int, to: Any) -> None:
-    panels.copy_rows(weights, first, last, to)
+    half = len(to) // 2
+    panels.copy_rows(weights, first, last, to, 0, half)
+    panels.copy_rows(weights, first, last, to, half, len(to))
 
 
 def panelled(weights: Any) -> Any:

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(
     not rnn_fused.supports(torch.zeros(1, 1, 1), None), reason="torch has no MKL here"
 )
 
-SHAPES = [(7, 5, 12, 8), (50, 33, 20, 40), (260, 8, 6, 7), (3, 1, 5, 5), (2, 2048, 3, 4), (40, 64, 16, 16)]  # fmt: skip
-"""Steps, batch, input width, hidden width."""
+SHAPES = [(7, 5, 12, 8), (50, 33, 20, 40), (260, 8, 6, 7), (3, 1, 5, 5), (2, 2048, 3, 4), (40, 64, 16, 16), (7, 9, 12, 50), (9, 40, 70, 38)]  # fmt: skip
+"""Steps, batch, input width, hidden width. Of the last two, two threads share the units, and the samples."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,23 @@ def test_values_and_gradients(shape: tuple[int, int, int, int], reverse: bool, w
     found = [rnn_fused.backward(grads, *tensors, outputs[0], w, reverse, needs, way) for w in (kept, states)]  # fmt: skip
     assert all(a is None or torch.equal(a, b) for a, b in zip(*found, strict=True))
     close(found[0], rnn_loop.lstm_backward(tuple(doubled(grads)), *doubled(tensors[:5]), None, wanted[0], gates, reverse, needs))  # fmt: skip
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[-2:], ids=str)
+def test_backward_may_have_other_threads_than_forward(
+    shape: tuple[int, int, int, int], counts: tuple[int, int], threads: int
+) -> None:
+    tensors, needs = layer(shape), [True] * 7 + [False]
+    y, *_, kept = rnn_fused.forward(*tensors, False, True)
+    grads = (torch.randn_like(y), None, None)
+    wanted = rnn_fused.backward(grads, *tensors, y, kept, False, needs)
+    torch.set_num_threads(counts[0])
+    y, *_, kept = rnn_fused.forward(*tensors, False, True)
+    torch.set_num_threads(counts[1])
+    found = rnn_fused.backward(grads, *tensors, y, kept, False, needs)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("given", [(True, False, False), (False, True, False), (False, False, True)])  # fmt: skip

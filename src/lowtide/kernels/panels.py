@@ -85,11 +85,12 @@ if COMPILED:
 
 
 @inline
-def copy_rows(weights, first, last, panels):  # type: ignore[no-untyped-def]
-    """Rows first to last of each group of weights (groups, n, k), one group after the other, as columns: panels (.., k, 16). Missing columns are zero."""
+def copy_rows(weights, first, last, panels, own, end):  # type: ignore[no-untyped-def]
+    """Rows first to last of each group of weights (groups, n, k), one group after the other, as columns: panels own to end of (.., k, 16).
+    Missing columns are zero."""
     groups, gap, length = weights.shape
     width, whole = last - first, length // WIDTH * WIDTH
-    for panel in range(panels.shape[0]):
+    for panel in range(own, end):
         begin, target = panel * WIDTH, panels.ctypes.data + panel * length * WIDTH * 4
         inside = begin + WIDTH <= groups * width and width >= WIDTH
         if inside:

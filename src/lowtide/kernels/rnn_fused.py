@@ -1,9 +1,9 @@
 """One LSTM layer on CPU in float32, in few passes over memory: one compiled loop runs all steps, and little is kept.
 
-Forward: the hidden units are shared among threads. Each thread multiplies its part of the input of all steps, then runs through the
-steps with its units: their part of the small GEMM, with weights that were packed once, then gates, cell and output of one sample after the
-other, while they are in the cache. Once per step the threads wait for each other. (Shared by samples nobody would have to wait, but every
-thread would read all the weights: a fifth slower.)
+Threads share the hidden units. Forward, each multiplies its part of the input of all steps, then runs through the steps with its units: their
+part of the small GEMM, with weights that were packed once, then gates, cell and output of one sample after the other, while they are in the
+cache. Once per step the threads wait for each other, and read what the others wrote. Where they share the samples instead, they need not,
+but each reads all the weights: that is for weights that stay in a core's own cache, and enough samples for the products.
 
 Backward goes through the sequence in stretches of a few steps, the last first, and holds the gradients of the gates of one stretch at
 a time. Cell states are run again from the state at the start of the stretch, which is in the workspace, elementwise. There are two ways
@@ -38,6 +38,11 @@ from lowtide.kernels.rnn_steps import (
 from lowtide.rules.recurrent import ROWS, kept_numbers, stretch
 
 __all__ = ["Way", "backward", "forward", "supports", "workspace_elements"]
+
+_NEAR = 2**20
+"""Bytes of weights that stay in a core's own cache."""
+_SAMPLES = 16
+"""For a thread: enough for the products."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,8 @@ class _Layer:
         self.bias = w_hh.new_zeros(4 * self.hidden) if b_ih is None or b_hh is None else b_ih + b_hh
         self.most = stretch(self.steps, self.batch, way.rows)
         self.threads = min(torch.get_num_threads(), _panels(self.hidden))
+        near = self.w_hh.numel() * self.w_hh.element_size() <= _NEAR
+        self.by_samples = 1 < self.threads * _SAMPLES <= self.batch and near
         fours = -(-self.hidden // TOGETHER)
         self.to_gates = _Panels(self.w_hh, fours, self.hidden)
         self.from_input = _Panels(self.w_ih, fours, self.w_ih.shape[1])
@@ -237,12 +244,12 @@ class _Layer:
         w_hh, w_ih = self.to_gates, self.from_input
         packed = 0 if known else w_hh.packed
         ran = run_steps.run(
-            self.threads, last - first, self.batch, self.hidden, self.x.shape[2], self.reverse, known, write, packed,
+            self.threads, last - first, self.batch, self.hidden, self.x.shape[2], self.by_samples, self.reverse, known, write, packed,
             w_hh.weights, w_hh.place(not known), x, w_ih.weights, w_ih.place(x is not None),
             self.bias, gates, self.before(y, first, last), y[first:last], c, cells,
         )  # fmt: skip
         if not known:
-            w_hh.packed = ran
+            w_hh.packed = self.packed_for(ran)
 
     def run_back(
         self,
@@ -260,10 +267,15 @@ class _Layer:
         """Gradients of the gates before their activation go into `changes` and are added to `db`; dh and dc become those at the start of the stretch."""
         arriving = None if grad_y is None else grad_y[first:last].contiguous()
         w_hh = self.to_hidden
-        w_hh.packed = run_steps_back.run(
-            self.threads, last - first, self.batch, self.hidden, self.reverse, w_hh.packed,
+        ran = run_steps_back.run(
+            self.threads, last - first, self.batch, self.hidden, self.by_samples, self.reverse, w_hh.packed,
             w_hh.weights, w_hh.place(), gates, cells, start, arriving, dh, dc, changes, db,
         )  # fmt: skip
+        w_hh.packed = self.packed_for(ran)
+
+    def packed_for(self, threads: int) -> int:
+        """Panels of all units are in the order of one thread's."""
+        return 1 if self.by_samples else threads
 
 
 class _Panels:
@@ -289,7 +301,8 @@ class _Sums:
         self.dx = in_large_pages(layer.x.new_empty(layer.x.shape)) if needs[0] else None
         self.dw_ih = layer.w_ih.new_empty(layer.w_ih.shape) if needs[3] else None
         self.dw_hh = layer.w_hh.new_empty(layer.w_hh.shape) if needs[4] else None
-        self.db = layer.w_ih.new_zeros(4 * layer.hidden) if needs[5] or needs[6] else None
+        sums = layer.threads if layer.by_samples else 1
+        self.db = layer.w_ih.new_zeros(sums, 4 * layer.hidden) if needs[5] or needs[6] else None
         self.w_panels = _Panels(layer.w_ih, _panels(layer.w_ih.shape[1]), 4 * layer.hidden)
         self.first = 0
         """Then 1: by how much what is there counts."""
@@ -325,8 +338,9 @@ class _Sums:
             self.dw_hh.addmm_(part.t(), before, beta=self.first)
 
     def gradients(self, dh: Tensor, dc: Tensor) -> list[Tensor | None]:
-        second = None if self.db is None else self.db.clone()
-        made = (self.dx, dh, dc, self.dw_ih, self.dw_hh, self.db, second, None)
+        db = None if self.db is None else self.db.sum(0)
+        second = None if db is None else db.clone()
+        made = (self.dx, dh, dc, self.dw_ih, self.dw_hh, db, second, None)
         return [g if need else None for g, need in zip(made, self.needs, strict=True)]
 
 

@@ -31,20 +31,6 @@ _AHEAD = 128
 
 
 @inline
-def _by_units(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    for gate in range(len(weights)):
-        end = min(last * WIDTH, weights.shape[1])
-        copy_rows(weights[gate], first * WIDTH, end, panels[gate, first:last])
-
-
-@inline
-def _by_columns(first, last, weights, panels):  # type: ignore[no-untyped-def]
-    for one in range(len(weights)):
-        end = min(last * WIDTH, weights.shape[2])
-        copy_columns(weights[one], first * WIDTH, end, panels[one, first:last])
-
-
-@inline
 def _units(hidden, index, count):  # type: ignore[no-untyped-def]
     """A thread's share: first, last."""
     fours = -(-hidden // TOGETHER)
@@ -61,6 +47,11 @@ def columns_of(hidden, count):  # type: ignore[no-untyped-def]
 
 
 @inline
+def _share(number, index, count):  # type: ignore[no-untyped-def]
+    return number * index // count, number * (index + 1) // count
+
+
+@inline
 def _at(array, row, column):  # type: ignore[no-untyped-def]
     """Address of a number in rows without gaps."""
     return array.ctypes.data + (row * array.shape[-1] + column) * 4
@@ -74,54 +65,67 @@ def run_steps(place):  # type: ignore[no-untyped-def]
     if not count:
         return
     (
-        steps, batch, hidden, inputs, reverse, known, write, packed,
+        steps, batch, hidden, inputs, by_samples, reverse, known, write, packed,
         w_hh_at, panels_at, x_at, w_ih_at, x_panels_at, bias_at, gates_at, h_at, y_at, c_at, cells_at,
-    ) = to_fixed_tuple(told, 19)  # fmt: skip
-    first, last = _units(hidden, index, count)
-    units, own = last - first, first // TOGETHER
-    end, width = own + -(-units // TOGETHER), GATES * hidden
-    all_panels = -(-hidden // TOGETHER)
-    panels = floats(panels_at, all_panels, hidden, WIDTH)[own:end]
-    x_panels = floats(x_panels_at, all_panels, inputs, WIDTH)[own:end]
-    if packed != count:
+    ) = to_fixed_tuple(told, 20)  # fmt: skip
+    first, last = (0, hidden) if by_samples else _units(hidden, index, count)
+    low, high = _share(batch, index, count) if by_samples else (0, batch)
+    units, samples, width = last - first, high - low, GATES * hidden
+    all_panels, many = -(-hidden // TOGETHER), -(-units // TOGETHER)
+    own = first // TOGETHER
+    panels = floats(panels_at, all_panels, hidden, WIDTH)[own : own + many]
+    x_panels = floats(x_panels_at, all_panels, inputs, WIDTH)[own : own + many]
+    if packed != (1 if by_samples else count):
+        own, end = _share(many, index, count) if by_samples else (0, many)
         if not known:
-            copy_rows(floats(w_hh_at, GATES, hidden, hidden), first, last, panels)
+            copy_rows(floats(w_hh_at, GATES, hidden, hidden), first, last, panels, own, end)
         if x_at:
-            copy_rows(floats(w_ih_at, GATES, hidden, inputs), first, last, x_panels)
+            copy_rows(floats(w_ih_at, GATES, hidden, inputs), first, last, x_panels, own, end)
+        if by_samples:
+            wait(barrier)
     gates, x = floats(gates_at, steps, batch, width), floats(x_at, steps * batch, inputs)
     y, h = floats(y_at, steps, batch, hidden), floats(h_at, batch, hidden)
-    c, state = floats(c_at, batch, hidden), np.empty((batch, units), np.float32)
-    state[:] = c[:, first:last]
-    copied, ahead = scratch(), max(1, _AHEAD // batch) if x_at else 1
-    columns, origin = (end - own) * WIDTH, 0
-    sums = np.empty((0 if known else min(ahead, steps) * batch, columns), np.float32)
+    c, state = floats(c_at, batch, hidden), np.empty((samples, units), np.float32)
+    state[:] = c[low:high, first:last]
+    copied, ahead = scratch(), max(1, _AHEAD // max(1, samples)) if x_at else 1
+    columns, origin, most = many * WIDTH, 0, min(ahead, steps) * samples
+    sums = np.empty((0 if known else most, columns), np.float32)
+    near = np.empty((most if x_at and by_samples else 0, inputs), np.float32)
     for step in range(steps):
         t = steps - 1 - step if reverse else step
         if x_at and step % ahead == 0:
             origin, edge = (max(0, t + 1 - ahead), t + 1) if reverse else (t, min(t + ahead, steps))
-            multiply(x[origin * batch : edge * batch], x_panels, False, sums, 0, columns, copied)
+            given = x[origin * batch : edge * batch]
+            if by_samples:
+                for one in range(edge - origin):
+                    there = (origin + one) * batch
+                    near[one * samples : (one + 1) * samples] = x[there + low : there + high]
+                given = near[: (edge - origin) * samples]
+            multiply(given, x_panels, False, sums, 0, columns, copied)
         elif not (x_at or known):
             origin = t
             for gate in range(GATES):
                 place = gate * hidden + first
-                sums[:, gate * units : (gate + 1) * units] = gates[t, :, place : place + units]
+                sums[:, gate * units : (gate + 1) * units] = gates[
+                    t, low:high, place : place + units
+                ]
         if not known:
             before = y[t + 1 if reverse else t - 1] if step else h
-            now = sums[(t - origin) * batch : (t - origin + 1) * batch]
-            multiply(before, panels, True, now, 0, columns, copied)
-        for b in range(batch):
-            sample = t * batch + b
+            now = sums[(t - origin) * samples : (t - origin + 1) * samples]
+            multiply(before[low:high], panels, True, now, 0, columns, copied)
+        for b in range(samples):
+            sample = t * batch + low + b
             row, own_state = _at(gates, sample, first), _at(state, b, 0)
             out = _at(y, sample, first) if write else 0
             noted = cells_at + (sample * hidden + first) * 4 if cells_at else 0
             if known:
                 cell_again(units, 4 * hidden, (row, own_state, out, noted))
             else:
-                made = _at(sums, (t - origin) * batch + b, 0)
+                made = _at(sums, (t - origin) * samples + b, 0)
                 cell(units, 4 * hidden, (made, 4 * units, row, bias_at + first * 4, own_state, out, noted))  # fmt: skip
-        if write:
+        if write and not by_samples:
             wait(barrier)
-    c[:, first:last] = state
+    c[low:high, first:last] = state
 
 
 @job
@@ -131,36 +135,43 @@ def run_steps_back(place):  # type: ignore[no-untyped-def]
     if not count:
         return
     (
-        steps, batch, hidden, reverse, packed,
+        steps, batch, hidden, by_samples, reverse, packed,
         w_hh_at, panels_at, gates_at, cells_at, start_at, arriving_at, dh_at, dc_at, changes_at, db_at,
-    ) = to_fixed_tuple(told, 15)  # fmt: skip
-    first, last = _units(hidden, index, count)
-    width, many = GATES * hidden, -(-(last - first) // WIDTH)
-    own = index * columns_of(hidden, count)
-    panels = floats(panels_at, own + many, width, WIDTH)[own:]
-    if packed != count:
-        copy_columns(floats(w_hh_at, width, hidden), first, last, panels)
+    ) = to_fixed_tuple(told, 16)  # fmt: skip
+    first, last = (0, hidden) if by_samples else _units(hidden, index, count)
+    low, high = _share(batch, index, count) if by_samples else (0, batch)
+    units, samples, width = last - first, high - low, GATES * hidden
+    many, place = -(-units // WIDTH), 0 if by_samples else index * columns_of(hidden, count)
+    panels = floats(panels_at, place + many, width, WIDTH)[place:]
+    if packed != (1 if by_samples else count):
+        own, end = _share(many, index, count) if by_samples else (0, many)
+        edge = min(last, first + end * WIDTH)
+        copy_columns(floats(w_hh_at, width, hidden), first + own * WIDTH, edge, panels[own:end])
+        if by_samples:
+            wait(barrier)
     gates, cells = floats(gates_at, steps, batch, width), floats(cells_at, steps, batch, hidden)
     start, changes = floats(start_at, batch, hidden), floats(changes_at, steps, batch, width)
     dh, dc = floats(dh_at, batch, hidden), floats(dc_at, batch, hidden)
-    own_dh = np.empty((batch, many * WIDTH), np.float32)
+    own_dh = np.empty((samples, many * WIDTH), np.float32)
     own_dc = np.empty_like(own_dh)
-    own_dh[:, : last - first], own_dc[:, : last - first] = dh[:, first:last], dc[:, first:last]
-    copied, total = scratch(), db_at + first * 4 if db_at else 0
+    own_dh[:, :units], own_dc[:, :units] = dh[low:high, first:last], dc[low:high, first:last]
+    copied = scratch()
+    total = db_at + (index * width if by_samples else first) * 4 if db_at else 0
     for step in range(steps):
         t = step if reverse else steps - 1 - step
         before = start if step == steps - 1 else cells[t + 1 if reverse else t - 1]
-        for b in range(batch):
-            sample = t * batch + b
+        for b in range(samples):
+            sample = t * batch + low + b
             there = arriving_at + (sample * hidden + first) * 4 if arriving_at else 0
             cell_back(
-                last - first, 4 * hidden,
-                (_at(gates, sample, first), _at(cells, sample, first), _at(before, b, first), there,
+                units, 4 * hidden,
+                (_at(gates, sample, first), _at(cells, sample, first), _at(before, low + b, first), there,
                  _at(own_dh, b, 0), _at(own_dc, b, 0), _at(changes, sample, first), total),
             )  # fmt: skip
-        wait(barrier)
-        multiply(changes[t], panels, False, own_dh, 0, many * WIDTH, copied)
-    dh[:, first:last], dc[:, first:last] = own_dh[:, : last - first], own_dc[:, : last - first]
+        if not by_samples:
+            wait(barrier)
+        multiply(changes[t, low:high], panels, False, own_dh, 0, many * WIDTH, copied)
+    dh[low:high, first:last], dc[low:high, first:last] = own_dh[:, :units], own_dc[:, :units]
 
 
 @job
