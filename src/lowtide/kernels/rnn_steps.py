@@ -2,7 +2,7 @@
 
 What only one thread reads and writes again and again is its own memory: sums before activation, the cell state and both gradients that go from
 step to step. In the rows of the whole layer the shares of two threads would meet within a line of the cache, and every write take it away from
-the other: with 200 units on two threads that was a third of the time. What all read later (gates, y, gradients of gates) is written there once.
+the other. What all read later (gates, y, gradients of gates) is written there once.
 """
 
 from __future__ import annotations
