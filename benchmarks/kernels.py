@@ -15,22 +15,23 @@ from collections.abc import Callable
 import torch
 
 from lowtide.kernels import bytes as small
-from lowtide.kernels import files, masks, pooling, sparse
+from lowtide.kernels import files, masks, max_pool, pooling, sparse
 from lowtide.kernels import statistics as norms
 
 Work = tuple[Callable[[], object], int]
 """A kernel on its operands, and the bytes that it reads and writes."""
 
 
-def works(elements: int) -> dict[str, Work]:
-    side = 64
+def works(elements: int, side: int = 64) -> dict[str, Work]:
+    """Of tensors of about so many elements, in planes of `side` by `side`."""
     x = torch.randn(elements // (side * side) // 16, 16, side, side)
     kept, bits = x > 0, masks.pack_above(x, 0.0)
     channel = torch.rand(16)
     y, indices = torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
     geometry = ([2, 2], [2, 2], [0, 0])
     packed = pooling.pack_indices(indices, side, *geometry)
-    sizes = list(x.shape)
+    sizes, plane = list(x.shape), [side, side]
+    gradient = torch.randn_like(y)
     whole = 2 * x.nbytes + bits.nbytes
     few = small.as_bytes(x)
     shape = list(x.shape), list(x.stride())
@@ -52,7 +53,15 @@ def works(elements: int) -> dict[str, Work]:
             indices.nbytes + packed.nbytes,
         ),
         "gradient_from_packed": (
-            lambda: pooling.gradient_from_packed(y, packed, sizes, *geometry),
+            lambda: pooling.gradient_from_packed(gradient, packed, sizes, plane, *geometry),
+            x.nbytes + y.nbytes + packed.nbytes,
+        ),
+        "gradient_of_both": (
+            lambda: pooling.gradient_from_packed(gradient, packed, sizes, plane, *geometry, y, 0.0),
+            x.nbytes + 2 * y.nbytes + packed.nbytes,
+        ),
+        "max_pool": (
+            lambda: max_pool.max_pool(x, side // 2, side // 2, *geometry),
             x.nbytes + y.nbytes + packed.nbytes,
         ),
         "as_bytes": (lambda: small.as_bytes(x), x.nbytes + few.nbytes),
