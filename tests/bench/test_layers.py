@@ -27,3 +27,10 @@ def test_less_is_kept_than_by_torch(found: Layers) -> None:
     for entry in found.entries:
         assert entry.kept["states"] < entry.kept["gates"] < entry.kept["torch"] / 2
         assert min(entry.milliseconds.values()) > 0
+
+
+@pytest.mark.slow
+def test_inductor_s_unrolled_form_runs_too() -> None:
+    (entry,) = race_layers((Shape(1, 4, 8, 16),), rounds=1, unrolled=4).entries
+    assert entry.milliseconds["unrolled"] > 0
+    assert entry.compiling is not None

@@ -31,6 +31,7 @@ FLAGS = {
         "-o --output",
         "-f --force",
         "--rounds",
+        "--unrolled",
     },
     "profile": {
         "script",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lowtide.cli.answer import Answer, working
 from lowtide.cli.bench_echo import bench_echo, echo_options
-from lowtide.cli.bench_lstm import bench_lstm
+from lowtide.cli.bench_lstm import bench_lstm, lstm_options
 from lowtide.cli.bench_peers import bench_peers, peers_options
 from lowtide.cli.bench_planner import bench_planner, planner_options
 from lowtide.cli.bench_rules import bench_rules
@@ -35,7 +35,7 @@ class BenchCommand:
     place where. A page and its data go to the folder -o.
 
     lstm: lowtide.nn.LSTM against torch's, over batches, widths, layers and lengths: time of a step, beside the matrix products that it
-    cannot do without, and bytes kept for backward. A page and its data go to the folder -o.
+    cannot do without in both layouts and torch's layer unrolled by Inductor, and bytes kept for backward. A page and its data go to the folder -o.
 
     echo: the Echo paper's models (tbd, groundhog, lm_650, lm_200, deepspeech) in eager mode, with Chen's and Echo's recomputation and with
     Lowtide, at the paper's batch, at twice that and at the best within the eager step's peak: where the bytes lie, and samples per second.
@@ -55,6 +55,7 @@ class BenchCommand:
         _monet_options(parser.add_argument_group("monet"))
         planner_options(parser.add_argument_group("planner"))
         peers_options(parser.add_argument_group("peers, rules, lstm, echo"))
+        lstm_options(parser.add_argument_group("lstm"))
         echo_options(
             parser.add_argument_group("echo (and --scale X, a multiple of the paper's widths)")
         )
