@@ -1,7 +1,8 @@
 """What does each rule contribute? The same steps with no rules, with each of them alone, and with all.
 
 A model is captured and priced once with everything; a variant is that graph without the other rules' ops. Each is planned for each
-budget, run and measured; all steps of a model are timed in turn, beside the step that keeps everything.
+budget, run and measured; all steps of a model are timed in turn, beside the step that keeps everything. A rule that the planner had and did not use is
+said to be unused: that plan is one of those without rules, and is not run again.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Entry:
     floor: int
     """The smallest peak found, in simulated bytes."""
     predicted: float | None = None
+    used: bool = True
+    """Whether the plan has an op of the one rule that it was given."""
     peak: int | None = None
     error: float | None = None
     """The worst relative error of a gradient against eager; 0.0 for the same bits."""
@@ -94,6 +97,8 @@ class Ablation:
 def _cell(entry: Entry | None) -> str:
     if entry is None or entry.predicted is None:
         return "not reached"
+    if not entry.used:
+        return "unused"
     measured = f"{entry.overhead:+.1%}" if entry.overhead is not None else "not timed"
     return f"{measured} ({entry.predicted:+.1%})"
 
@@ -175,8 +180,16 @@ def _plans(
             tell(f"{name} {label}: floor {format_bytes(result.floor)}")
             if result.status is not Status.INFEASIBLE:
                 plan = plan_of(graph, int(limit), result, allow=everything.allow)
-                entry.predicted = plan.overhead
-                yield label, entry, plan
+                entry.predicted, entry.used = plan.overhead, _uses(plan, rules)
+                if entry.used:
+                    yield label, entry, plan
+
+
+def _uses(plan: Plan, rules: Sequence[str]) -> bool:
+    """A single rule; in place everything may be."""
+    if len(rules) != 1 or "in_place" in rules:
+        return True
+    return any(plan.graph.op[name].rule for _, name in plan.program)
 
 
 def _keep_all(everything: Plan) -> Plan:
