@@ -115,14 +115,14 @@ def loss_of(output: Any) -> Tensor:
 
 
 def choosing(plan: Plan, rule: str) -> Plan:
-    """The plan that keeps everything and runs each op as this rule has it, where it has one."""
+    """The plan that keeps everything and runs each op as this rule has it, where it has one: in the last of several ways."""
     search = Search(make_problem(plan.graph))
     problem, choice = search.problem, search.player.no_choice()
-    for form in plan.graph.ops:
-        if form.rule == rule and form.of in problem.op_index:
-            op = problem.op_index[form.of]
-            found = [[problem.op_names[i] for i in problem.parts[w]] for w in problem.ways[op]]
-            choice[len(problem.storage_names) + op] = found.index([form.name])
+    for op in range(len(problem.op_names)):
+        for number, way in enumerate(problem.ways[op]):
+            parts = [plan.graph.op[problem.op_names[i]] for i in problem.parts[way]]
+            if all(part.rule == rule for part in parts):
+                choice[len(problem.storage_names) + op] = number
     answers = search.player.play(problem.gaps.start_state.copy(), choice)
     assert answers is not None
     return replace(plan, program=search.program(answers))

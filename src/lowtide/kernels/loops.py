@@ -25,10 +25,13 @@ from torch import Tensor
 
 from lowtide.solve.compiled import COMPILED, remove_stale_caches
 
-__all__ = ["COMPILED", "Team", "flat", "inline", "loop", "shares", "spread", "team"]
+__all__ = ["COMPILED", "Team", "flat", "fused", "inline", "loop", "shares", "spread", "team"]
 
 if COMPILED:
-    from numba import njit
+    from llvmlite import ir
+    from numba import njit, types
+    from numba.core import cgutils
+    from numba.extending import intrinsic
 
 remove_stale_caches(Path(__file__).parent)
 
@@ -50,6 +53,21 @@ def inline(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
     fast: Callable[..., Any] = njit(cache=True, nogil=True, error_model="numpy")(function)
     return fast
+
+
+def _fused(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c, rounded once."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = arguments[0].type
+        kind = ir.FunctionType(number, [number] * 3)
+        name = f"llvm.fma.f{a.bitwidth}"
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+    return (a(a, a, a), generate) if a == b == c and isinstance(a, types.Float) else None
+
+
+fused: Callable[..., Any] = intrinsic(_fused) if COMPILED else _fused
 
 
 def spread(function: Callable[..., None], turns: int, each: int, *arguments: Any) -> None:

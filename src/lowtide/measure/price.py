@@ -27,7 +27,7 @@ from lowtide.measure.density import with_room_as_counted
 from lowtide.measure.probe import same_bits
 from lowtide.measure.signature import signature
 from lowtide.measure.timing import Call, measure_calls
-from lowtide.rules.base import LESS_WORK, REMAKES
+from lowtide.rules.base import LESS_WORK, ONLY_FASTER, REMAKES
 
 __all__ = ["other_bits", "price"]
 
@@ -37,6 +37,8 @@ _COPIES = ("lowtide.copy", "lowtide.copy_back")
 """Into another layout, and back: of all else, the bits are compared."""
 _ALIKE = 1.1
 """Two measurements of one kernel differ by so much."""
+_CLEARLY = 0.85
+"""What can be nothing but faster has to take at most so much of the captured op's time."""
 
 
 def price(
@@ -103,7 +105,11 @@ def _there_and_back(graph: Graph) -> set[str]:
 
 def _outdone(graph: Graph) -> set[str]:
     """Ops of rules beside which there is another that makes the same from less, in no more time or memory."""
-    gone: set[str] = set()
+    gone = {
+        op.name
+        for op in graph.ops
+        if op.rule in ONLY_FASTER and op.seconds > _CLEARLY * graph.op[op.of].seconds
+    }
     forms: dict[tuple[str, ...], list[Op]] = {}
     for op in graph.ops:
         if op.rule:

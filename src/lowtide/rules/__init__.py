@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowtide.rules.activations import FromOutput, Statistics
+from lowtide.rules.activations import FromOutput
 from lowtide.rules.base import BY_DEFAULT, SAME_BITS, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.channels import Channels
 from lowtide.rules.convolution import SplitBackward, Transposed
@@ -19,6 +19,8 @@ from lowtide.rules.replay import Replay
 from lowtide.rules.slices import Slices, SummedSlices
 from lowtide.rules.smaller import Halves, QuarterBytes
 from lowtide.rules.sparse import Sparse
+from lowtide.rules.statistics import Statistics
+from lowtide.rules.turned import Turned
 
 __all__ = [
     "BY_DEFAULT",
@@ -44,6 +46,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     Transposed(),
     Placed(),
     Outer(),
+    Turned(),
     Recurrent(),
     Slices(),
     SummedSlices(),

@@ -1,8 +1,5 @@
-"""Backward from what is there anyway.
-
-- **From output**: hardtanh and leaky ReLU ask on which side of a threshold their input fell, and their output, which the next op
-  mostly keeps, tells it as well. An activation that was written in place even keeps a copy of its input for nothing else.
-- **Statistics**: a batch norm's output again from its noted mean and deviation, in one pass instead of three.
+"""Backward from what is there anyway: hardtanh and leaky ReLU ask on which side of a threshold their input fell, and their output, which the next op
+mostly keeps, tells it as well. An activation that was written in place even keeps a copy of its input for nothing else.
 """
 
 from __future__ import annotations
@@ -10,20 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from lowtide.ir.graph import Graph, Op
+from lowtide.ir.graph import Graph
 from lowtide.rules.base import Exactness, Proposal
 from lowtide.rules.in_place import writable
 
-__all__ = ["BATCH_NORMS", "FromOutput", "Statistics", "notes_statistics", "original"]
+__all__ = ["FromOutput", "original"]
 
 _FORWARD = {
     "aten.hardtanh_backward.default": "aten.hardtanh.default",
     "aten.leaky_relu_backward.default": "aten.leaky_relu.default",
 }
-BATCH_NORMS = (
-    "aten._native_batch_norm_legit_functional.default",
-    "aten.native_batch_norm.default",
-)
 
 
 @dataclass(frozen=True)
@@ -58,27 +51,3 @@ def original(graph: Graph, name: str) -> str:
         storage = graph.storage(makers[0].inputs[0])
         makers = graph.makers.get(storage, ())
     return storage
-
-
-@dataclass(frozen=True)
-class Statistics:
-    name: str = "statistics"
-    reason: str = "makes a batch norm's output again from its noted statistics, in one pass"
-    exactness: Exactness = Exactness.EXACT
-    probed: bool = True
-
-    def propose(self, graph: Graph) -> Iterable[Proposal]:
-        for op in graph.captured:
-            if op.target in BATCH_NORMS and notes_statistics(graph, op):
-                output, mean, rstd = op.outputs[:3]
-                yield Proposal((
-                    replace(
-                        op, name=f"{op.name}.{self.name}", inputs=(*op.inputs, mean, rstd), outputs=(output,),
-                        rerun=True, effect=False, rule=self.name, of=op.name,
-                    ),
-                ))  # fmt: skip
-
-
-def notes_statistics(graph: Graph, op: Op) -> bool:
-    """In training mode mean and 1 / deviation are there; else they are empty."""
-    return len(op.outputs) >= 3 and all(graph.value[o].bytes > 0 for o in op.outputs[1:3])

@@ -18,6 +18,7 @@ from lowtide.ir.graph import Graph, Op, Value
 __all__ = [
     "BY_DEFAULT",
     "LESS_WORK",
+    "ONLY_FASTER",
     "REMAKES",
     "SAME_BITS",
     "Exactness",
@@ -30,7 +31,10 @@ REMAKES = frozenset(("lowtide.copy_back", "lowtide.decode", "lowtide.dropped", "
 """Targets of ops that make one captured tensor from what a rule or a later op made of it: not another form of the op that made it, whatever else that
 made and however long it took."""
 
-LESS_WORK = frozenset(("outer", "placed", "recurrent", "lowtide.max_pool"))
+ONLY_FASTER = frozenset(("turned",))
+"""Rules whose ops read and make what the captured ones do: all they can be is faster."""
+
+LESS_WORK = ONLY_FASTER | {"outer", "placed", "recurrent", "lowtide.max_pool"}
 """Rules, or targets, whose ops do less than the captured ones, or take long enough to be believed: these may be faster. Of all others, what is measured to be faster
 is mostly noise."""
 

@@ -28,10 +28,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Kind, Op, Value
-from lowtide.rules.activations import BATCH_NORMS, notes_statistics, original
+from lowtide.rules.activations import original
 from lowtide.rules.base import Exactness, Proposal
 from lowtide.rules.channels import Channels
 from lowtide.rules.in_place import writable
+from lowtide.rules.statistics import BATCH_NORMS, notes_statistics
 
 __all__ = ["INVERTED", "SPARED", "Inverted", "room"]
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowtide.ir.program import Program
 from lowtide.sim.memory import Timeline
 from lowtide.solve.anneal import FASTEST, anneal, evaluate
-from lowtide.solve.gaps import DROP, NEVER
+from lowtide.solve.gaps import DROP, NEVER, Lists
 from lowtide.solve.neighbours import Moves, make_undo
 from lowtide.solve.problem import Problem
 from lowtide.solve.rollout import FAILED, Arrays
@@ -154,17 +154,25 @@ class Player:
         return choice
 
     def quick_choice(self) -> NDArray[np.int64]:
-        """Every op in the fastest way that makes nothing else."""
+        """Every op in the fastest way that makes nothing else; and in one that leaves something unread, where that spares others more than it costs."""
         problem, choice = self.problem, self.no_choice()
+        leaving: list[tuple[int, int]] = []
         for op in np.flatnonzero(np.diff(problem.ways.start) > 1).tolist():
-            own = set(problem.makes[op].tolist())
-            seconds = [
-                sum(problem.seconds[part] for part in parts)
-                if own.issuperset(s for part in parts for s in problem.makes[part].tolist())
-                else np.inf
-                for parts in (problem.parts[way].tolist() for way in problem.ways[op])
-            ]
-            choice[len(problem.storage_names) + op] = int(np.argmin(seconds))
+            ways = [problem.parts[way].tolist() for way in problem.ways[op]]
+            place = len(problem.storage_names) + op
+            own, read = set(problem.makes[op].tolist()), set(problem.reads[op].tolist())
+            plain = [own.issuperset(_all(problem.makes, parts)) for parts in ways]
+            seconds = [problem.seconds[p].sum() if ok else np.inf for p, ok in zip(ways, plain)]
+            choice[place] = int(np.argmin(seconds))
+            leaving += [(place, k) for k, p in enumerate(ways) if plain[k] and not read.issubset(_all(problem.reads, p))]  # fmt: skip
+        best = self.play(problem.gaps.start_state, choice)
+        for place, way in leaving:
+            before, choice[place] = choice[place], way
+            found = self.play(problem.gaps.start_state, choice)
+            if best is None or found is None or found.seconds >= best.seconds:
+                choice[place] = before
+            else:
+                best = found
         return choice
 
     def _needs(self, op: int) -> int:
@@ -193,3 +201,7 @@ class Player:
         runs = self.buffers.runs[:length]
         positions, ops = self.buffers.seq_pos[:length], self.buffers.seq_op[:length]
         return self.problem.program(positions[runs], ops[runs])
+
+
+def _all(lists: Lists, ops: list[int]) -> set[int]:
+    return {s for op in ops for s in lists[op].tolist()}

@@ -23,8 +23,10 @@ from lowtide.capture.forms import (
     outer,
     placing,
     pooling,
+    products,
     recurrent,
     regions,
+    statistics,
 )
 from lowtide.capture.forms.base import Added, Form, FormOf, dense
 from lowtide.capture.slicing import sliced
@@ -33,6 +35,7 @@ from lowtide.ir.graph import Graph, Op
 from lowtide.kernels import layout
 from lowtide.kernels.masks import masked_over, scaled_over
 from lowtide.rules.layouts import MADE_PARTS
+from lowtide.rules.statistics import NORMALISED
 
 __all__ = [
     "Added",
@@ -52,13 +55,14 @@ _FORMS: dict[str, FormOf] = {
     "parts": convolutions.parts,
     "mask": masks.one_bit,
     "from_output": activations.from_output,
-    "statistics": activations.from_statistics,
+    "statistics": statistics.from_statistics,
     "channels": activations.by_channels,
     "pool": pooling.pool,
     "slices": regions.slices,
     "summed": regions.summed,
     "outer": outer.without_product,
     "placed": placing.in_place_of_zeros,
+    "turned": products.the_other_way_round,
     "recurrent": recurrent.fused,
     "inverted": inversions.inverted,
     "half": encodings.half,
@@ -142,6 +146,8 @@ def compared(captured: Captured, op: Op) -> tuple[Form | None, Form | None, list
     if op.target == MADE_PARTS and plain is not None:
         pair = convolutions.compared_parts(captured, op, plain)
         return (*pair, []) if pair is not None else (None, None, [])
+    if op.target == NORMALISED:
+        return statistics.pass_by_pass(captured, op), form_of(captured, op), []
     if op.rule == "outer" and plain is not None:
         return outer.with_product(captured, op, plain), form_of(captured, op), []
     single = captured.nodes[op.of].target is torch.ops.aten.convolution_backward.default

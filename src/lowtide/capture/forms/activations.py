@@ -1,4 +1,4 @@
-"""Gradients from an activation's output, a batch norm's output from its statistics, and its gradients a few channels at a time."""
+"""Gradients from an activation's output, and a batch norm's gradients a few channels at a time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from lowtide.capture.convert import Captured
 from lowtide.capture.forms.base import Form
 from lowtide.ir.graph import Op
 from lowtide.kernels.normalisation import gradients_by_channels
-from lowtide.kernels.statistics import normalised
 
-__all__ = ["by_channels", "from_output", "from_statistics"]
+__all__ = ["by_channels", "from_output"]
 
 
 def from_output(captured: Captured, op: Op, plain: Form) -> Form | None:
@@ -19,14 +18,6 @@ def from_output(captured: Captured, op: Op, plain: Form) -> Form | None:
     ]
     upward = "leaky" not in str(plain.target) or (len(output.args) > 1 and output.args[1] >= 0)
     return Form(plain.target, (gradient, output, *numbers), {}) if same and upward else None
-
-
-def from_statistics(captured: Captured, op: Op, plain: Form) -> Form | None:
-    x, weight, bias = plain.args[:3]
-    mean, rstd = (captured.tensors.get(name) for name in op.inputs[-2:])
-    if mean is None or rstd is None:
-        return None
-    return Form(normalised, (x, weight, bias, mean, rstd), {})
 
 
 def by_channels(captured: Captured, op: Op, plain: Form) -> Form | None:
