@@ -21,13 +21,14 @@ from lowtide.kernels.convolution import (
     output_padding,
     parameter_gradients,
     parameter_gradients_by_parts,
+    parameter_gradients_by_shares,
 )
 from lowtide.kernels.layout import in_parts
 from lowtide.measure import price, probe
 from lowtide.measure.timing import Call
 from lowtide.plan.plan import Plan
-from lowtide.rules.convolution import SplitBackward, Transposed
-from lowtide.rules.layouts import MADE_PARTS, ChannelParts, ChannelsLast, parts_of
+from lowtide.rules.convolution import Shares, SplitBackward, Transposed
+from lowtide.rules.layouts import MADE_PARTS, SHARED, ChannelParts, ChannelsLast, parts_of
 from lowtide.solve.problem import make_problem
 from lowtide.solve.search import Search
 from tests.training import differences, fit_or_floor
@@ -131,25 +132,40 @@ def test_parts_are_of_whole_blocks(channels: int, count: int):
     assert parts_of(channels) == count
 
 
+@pytest.mark.parametrize("shares", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
-def test_parts_of_channels_give_the_parameter_gradients(bias: bool):
-    dy, x, w = torch.randn(3, 64, 9, 9), torch.randn(3, 32, 9, 9), torch.randn(64, 32, 3, 3)
+def test_parts_of_channels_give_the_parameter_gradients(bias: bool, shares: int):
+    dy, x, w = torch.randn(4, 64, 9, 9), torch.randn(4, 32, 9, 9), torch.randn(64, 32, 3, 3)
     rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
     mask = [False, True, bias]
     _, *expected = torch.ops.aten.convolution_backward.default(dy, x, w, [64], *rest, mask)
     parts = in_parts(dy, parts_of(64)), in_parts(x, parts_of(32))
-    _, *made = parameter_gradients_by_parts(*parts, w, [64], *rest, wanted=mask)
+    _, *made = parameter_gradients_by_parts(*parts, w, [64], *rest, wanted=mask, shares=shares)
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shares", [2, 4])
+def test_shares_of_the_samples_give_the_parameter_gradients(shares: int):
+    dy, x, w = torch.randn(4, 6, 9, 9), torch.randn(4, 5, 9, 9), torch.randn(6, 5, 3, 3)
+    rest = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    mask = [False, True, True]
+    _, *expected = torch.ops.aten.convolution_backward.default(dy, x, w, [6], *rest, mask)
+    threads = torch.get_num_threads()
+    _, *made = parameter_gradients_by_shares(dy, x, w, [6], *rest, wanted=mask, shares=shares)
+    assert torch.get_num_threads() == threads
     for one, other in zip(made, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("shares", [1, 2])
 @pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
-def test_parts_of_an_input_can_be_made_one_at_a_time(bias: bool, blocked: bool):
+def test_parts_of_an_input_can_be_made_one_at_a_time(bias: bool, blocked: bool, shares: int):
     source, filters, dy = (
-        torch.randn(3, 3, 9, 9),
+        torch.randn(4, 3, 9, 9),
         torch.randn(32, 3, 3, 3),
-        torch.randn(3, 64, 9, 9),
+        torch.randn(4, 64, 9, 9),
     )
     some = torch.randn(32) if bias else None
     w = torch.randn(64, 32, 3, 3)
@@ -158,14 +174,14 @@ def test_parts_of_an_input_can_be_made_one_at_a_time(bias: bool, blocked: bool):
     _, *expected = torch.ops.aten.convolution_backward.default(dy, x, w, [64], *rest, [False, True, True])  # fmt: skip
     *made, inside = gradients_and_made_parts(
         in_parts(dy, 4), 2, source, filters, some, w, [64], *rest, wanted=[False, True, True],
-        convolved=rest, then=((torch.ops.aten.relu.default, ()),), blocked=blocked,
+        convolved=rest, then=((torch.ops.aten.relu.default, ()),), blocked=blocked, shares=shares,
     )  # fmt: skip
     for one, other in zip(made, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(inside, x, rtol=1e-4, atol=1e-4)
 
 
-CONVOLUTION = (ChannelsLast(), ChannelParts(), SplitBackward(), Transposed())
+CONVOLUTION = (ChannelsLast(), ChannelParts(), SplitBackward(), Shares(), Transposed())
 
 
 class Net(nn.Module):
@@ -200,7 +216,11 @@ def test_both_are_offered_where_their_bits_are_the_same(monkeypatch: pytest.Monk
     monkeypatch.setattr(price, "same_bits", lambda *_, **__: True)
     plan = lowtide.fit(Net(), images(), budget="100%", rules=CONVOLUTION, seconds=0.2)
     rules = {op.rule for op in plan.graph.ops}
-    assert {"split", "transposed", "channels_last", "parts"} <= rules
+    assert {"split", "shares", "transposed", "channels_last", "parts"} <= rules
+    ops = plan.graph.op
+    whole, shared = (o for o in ops.values() if o.name.startswith("convolution_backward.parts"))
+    assert shared.name == whole.name + SHARED
+    assert shared.workspace <= 0.6 * whole.workspace
     copies = [v for v in plan.graph.values if v.name.endswith(".channels_last")]
     assert copies
     assert all(v.bytes == 4 * 32 * 48 * 48 * 4 or v.bytes == 4 * 3 * 48 * 48 * 4 for v in copies)
@@ -235,15 +255,17 @@ def making_parts(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> tuple[Pla
     return plan, [op.name for op in plan.graph.ops if op.target == MADE_PARTS]
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize(
     "between", [[], [nn.ReLU()], [nn.Tanh(), nn.LeakyReLU(0.1)]], ids=["bare", "relu", "two"]
 )
 def test_an_input_that_is_large_is_made_in_parts(
-    between: list[nn.Module], monkeypatch: pytest.MonkeyPatch
+    between: list[nn.Module], shared: bool, monkeypatch: pytest.MonkeyPatch
 ):
     plain = First(*between)
     planned = copy.deepcopy(plain)
-    plan, (name,) = making_parts(copy.deepcopy(plain), monkeypatch)
+    plan, names = making_parts(copy.deepcopy(plain), monkeypatch)
+    name = names[shared]
     graph = plan.graph
     op, whole = graph.op[name], graph.op[graph.op[name].of]
     assert whole.inputs[1] not in op.inputs

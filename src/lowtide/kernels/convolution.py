@@ -2,15 +2,21 @@
 `rules/layouts.py` for why.
 
 Each returns what `aten.convolution_backward` returns, with None for what it does not make, so that either can stand in for it.
+
+A kernel for parameters' gradients gives each of its threads a share of the samples, and adds up what they find. One thread after another finds the same, and
+what a kernel copies into a layout of its own is then there for one share at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from lowtide.kernels.loops import team
 
 __all__ = [
     "gradients_and_made_parts",
@@ -19,6 +25,7 @@ __all__ = [
     "parameter_gradients",
     "parameter_gradients_by_made_parts",
     "parameter_gradients_by_parts",
+    "parameter_gradients_by_shares",
 ]
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -70,6 +77,46 @@ def parameter_gradients(
     return None, by_weight, by_bias
 
 
+def parameter_gradients_by_shares(
+    gradient: Tensor,
+    given: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    *rest: Any,
+    wanted: Sequence[bool],
+    shares: int,
+) -> Gradients:
+    """A share of the samples after another, on one thread."""
+
+    def of(share: int) -> Gradients:
+        found = torch.ops.aten.convolution_backward.default(
+            gradient.chunk(shares)[share], given.chunk(shares)[share], weight, bias_sizes, *rest, wanted,
+        )  # fmt: skip
+        return (None, *found[1:])
+
+    return _added(of, shares)
+
+
+def _added(of: Callable[[int], Gradients], shares: int) -> Gradients:
+    """What the shares find, in the order of threads."""
+    found = _in_turn(of, shares)
+    total = next(found)
+    for share in found:
+        for sum_, more in zip(total, share, strict=True):
+            if sum_ is not None and more is not None:
+                sum_.add_(more)
+    return total
+
+
+def _in_turn(of: Callable[[int], Any], shares: int) -> Iterator[Any]:
+    """One share after another; several of them on one thread each."""
+    threads = team() if shares > 1 else None
+    for share in range(shares):
+        with threads.alone() if threads else nullcontext():
+            found = of(share)
+        yield found
+
+
 def parameter_gradients_by_parts(
     gradients: Tensor,
     given: Tensor,
@@ -77,9 +124,14 @@ def parameter_gradients_by_parts(
     bias_sizes: Sequence[int] | None,
     *rest: object,
     wanted: Sequence[bool],
+    shares: int = 1,
 ) -> Gradients:
     """From both operands in parts of their channels (`kernels/layout.py`)."""
-    return _by_pairs(gradients, len(given), given.__getitem__, weight, rest, wanted)
+
+    def part(index: int, share: int) -> Tensor:
+        return given[index].chunk(shares)[share]
+
+    return _by_pairs(gradients, len(given), part, weight, rest, wanted, shares)
 
 
 def parameter_gradients_by_made_parts(
@@ -95,11 +147,12 @@ def parameter_gradients_by_made_parts(
     convolved: Sequence[Any],
     then: Sequence[tuple[Callable[..., Tensor], Sequence[Any]]],
     blocked: bool,
+    shares: int = 1,
 ) -> Gradients:
     """The same where the input is what these filters and then these activations make of a source: `count` parts, each made when it is
     wanted. `blocked`: in oneDNN's own layout, which its kernels need not copy then."""
-    make = _made_parts(count, source, filters, bias, convolved, then, blocked)
-    return _by_pairs(gradients, count, make, weight, rest, wanted)
+    make = _made_parts(count, source, filters, bias, convolved, then, blocked, shares)
+    return _by_pairs(gradients, count, make, weight, rest, wanted, shares)
 
 
 def gradients_and_made_parts(
@@ -109,15 +162,19 @@ def gradients_and_made_parts(
     filters: Tensor,
     bias: Tensor | None,
     *rest: Any,
+    shares: int = 1,
     **options: Any,
 ) -> tuple[Tensor, ...]:
     """The same, and the whole input, for comparison."""
     operands = (count, source, filters, bias)
-    found = parameter_gradients_by_made_parts(gradients, *operands, *rest, **options)
-    make = _made_parts(*operands, options["convolved"], options["then"], options["blocked"])
-    parts = (make(index) for index in range(count))
-    inside = torch.cat([part.to_dense() if part.is_mkldnn else part for part in parts], 1)
-    return (*(tensor for tensor in found if tensor is not None), inside)
+    found = parameter_gradients_by_made_parts(gradients, *operands, *rest, shares=shares, **options)
+    make = _made_parts(*operands, options["convolved"], options["then"], options["blocked"], shares)
+
+    def inside(share: int) -> Tensor:
+        parts = (make(index, share) for index in range(count))
+        return torch.cat([part.to_dense() if part.is_mkldnn else part for part in parts], 1)
+
+    return (*(tensor for tensor in found if tensor is not None), torch.cat([*_in_turn(inside, shares)]))  # fmt: skip
 
 
 def _made_parts(
@@ -128,10 +185,12 @@ def _made_parts(
     convolved: Sequence[Any],
     then: Sequence[tuple[Callable[..., Tensor], Sequence[Any]]],
     blocked: bool,
-) -> Callable[[int], Tensor]:
-    def make(index: int) -> Tensor:
+    shares: int = 1,
+) -> Callable[[int, int], Tensor]:
+    def make(index: int, share: int) -> Tensor:
         some = None if bias is None else bias.chunk(count)[index]
-        given = source.to_mkldnn() if blocked else source
+        given = source.chunk(shares)[share]
+        given = given.to_mkldnn() if blocked else given
         made = torch.ops.aten.convolution.default(
             given, filters.chunk(count)[index], some, *convolved
         )
@@ -145,25 +204,30 @@ def _made_parts(
 def _by_pairs(
     gradients: Tensor,
     count: int,
-    given: Callable[[int], Tensor],
+    given: Callable[[int, int], Tensor],
     weight: Tensor,
     rest: Sequence[object],
     wanted: Sequence[bool],
+    shares: int,
 ) -> Gradients:
     """Of the weight's gradient a block from each pair of parts."""
-    by_weight = torch.empty_like(weight)
     rows, columns = gradients.shape[2], weight.shape[1] // count
-    by_bias = []
-    for column in range(count):
-        part = given(column)
-        for row, gradient in enumerate(gradients):
-            block = by_weight[row * rows :][:rows, column * columns :][:, :columns]
-            mask = [False, True, wanted[2] and column == 0]
-            sizes = [rows] if mask[2] else None
-            _, made, bias = torch.ops.aten.convolution_backward.default(
-                gradient, part, block, sizes, *rest, mask
-            )
-            block.copy_(made)
-            by_bias += [bias] if mask[2] else []
-        del part  # before the next one is made
-    return None, by_weight if wanted[1] else None, torch.cat(by_bias) if by_bias else None
+
+    def of(share: int) -> Gradients:
+        by_weight = torch.empty_like(weight)
+        by_bias = []
+        for column in range(count):
+            part = given(column, share)
+            for row, gradient in enumerate(gradients):
+                block = by_weight[row * rows :][:rows, column * columns :][:, :columns]
+                mask = [False, True, wanted[2] and column == 0]
+                sizes = [rows] if mask[2] else None
+                _, made, bias = torch.ops.aten.convolution_backward.default(
+                    gradient.chunk(shares)[share], part, block, sizes, *rest, mask
+                )
+                block.copy_(made)
+                by_bias += [bias] if mask[2] else []
+            del part  # before the next one is made
+        return None, by_weight if wanted[1] else None, torch.cat(by_bias) if by_bias else None
+
+    return _added(of, shares)

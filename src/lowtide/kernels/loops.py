@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -101,7 +102,7 @@ class Team:
     """The threads of an OpenMP runtime, that of GNU or one that understands its calls."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        self.library = library = ctypes.CDLL(str(path))
         self.start = library["GOMP_parallel"]
         self.start.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
         self.start.restype = None
@@ -131,6 +132,16 @@ class Team:
         self.parallel(self.callback(work), None, len(stretches), 0)
         if failed:
             raise failed[0]
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """What this thread calls meanwhile is not shared with others."""
+        before = self.library.omp_get_max_threads()
+        self.library.omp_set_num_threads(1)
+        try:
+            yield
+        finally:
+            self.library.omp_set_num_threads(before)
 
 
 def _address(function: Any) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lowtide.rules.activations import FromOutput
 from lowtide.rules.base import BY_DEFAULT, SAME_BITS, Exactness, Proposal, Rule, add_makers
 from lowtide.rules.channels import Channels
-from lowtide.rules.convolution import SplitBackward, Transposed
+from lowtide.rules.convolution import Shares, SplitBackward, Transposed
 from lowtide.rules.in_place import InPlace
 from lowtide.rules.inverted import Inverted
 from lowtide.rules.layouts import ChannelParts, ChannelsLast
@@ -43,6 +43,7 @@ DEFAULT_RULES: tuple[Rule, ...] = (
     ChannelsLast(),
     ChannelParts(),
     SplitBackward(),
+    Shares(),
     Transposed(),
     Placed(),
     Outer(),

@@ -5,6 +5,8 @@
   calls, so the bits are the same.
 - **Transposed**: the input's gradient is the transposed convolution of the output's. Unlike the backward op it does not ask for
   the input, which may be long gone. It is another kernel, so it is exact only where a probe on the device says so.
+- **Shares**: the parameters' gradients of one thread's samples after the other's, on one thread. It takes longer, and of what the kernel
+  copies only a share is there at once. Exact where the probe says so: threads mostly share samples.
 
 Parameters' gradients from copies in other layouts are in `rules/layouts.py`.
 """
@@ -17,9 +19,19 @@ from dataclasses import dataclass, replace
 from lowtide.ir.graph import Graph, Op
 from lowtide.rules.base import Exactness, Proposal
 
-__all__ = ["SplitBackward", "Transposed", "backwards", "form", "parameter_gradients"]
+__all__ = [
+    "Shares",
+    "SplitBackward",
+    "Transposed",
+    "backwards",
+    "form",
+    "large",
+    "parameter_gradients",
+]
 
 _TARGET = "aten.convolution_backward.default"
+_WORTH = 8
+"""For the ops that make the peak: with at least this part of the largest one's bytes."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,27 @@ class Transposed:
             if _makes_input_gradient(graph, op):
                 read = (op.inputs[0], op.inputs[2])
                 yield Proposal((form(op, self.name, self.name, read, op.outputs[:1]),))
+
+
+@dataclass(frozen=True)
+class Shares:
+    name: str = "shares"
+    reason: str = "makes a convolution's parameter gradients a share of the samples after another, with less workspace"
+    exactness: Exactness = Exactness.EXACT
+    probed: bool = True
+
+    def propose(self, graph: Graph) -> Iterable[Proposal]:
+        for op in large(graph):
+            made = parameter_gradients(graph, op)
+            if made:
+                yield Proposal((form(op, self.name, self.name, op.inputs[:3], made),))
+
+
+def large(graph: Graph) -> Iterator[Op]:
+    """Those backward ops that make the peak."""
+    found = list(backwards(graph))
+    most = max((graph.bytes_of((*op.inputs, *op.outputs)) for op in found), default=0)
+    return (o for o in found if graph.bytes_of((*o.inputs, *o.outputs)) * _WORTH >= most)
 
 
 def form(

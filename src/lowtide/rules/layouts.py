@@ -5,7 +5,7 @@
   sample, and back again where it is still needed.
 - **Parts**: copies in parts of their channels, one pair of parts after another: the layout that a kernel copies into is needed for one
   pair at a time. An input that is itself a convolution's output need not be there at all: a part of its channels is made from what that
-  convolution reads and a part of its weights, when the part is wanted.
+  convolution reads and a part of its weights, when the part is wanted. And of all parts a share of the samples at a time (`rules/convolution.py`).
 
 Other kernels, or for other sizes: exact only where a probe on the device says so.
 """
@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 
 from lowtide.ir.graph import Graph, Kind, Op, Value
 from lowtide.rules.base import Exactness, Proposal
-from lowtide.rules.convolution import backwards, form, parameter_gradients
+from lowtide.rules.convolution import form, large, parameter_gradients
 from lowtide.rules.in_place import ELEMENTWISE, writable
 
-__all__ = ["MADE_PARTS", "ChannelParts", "ChannelsLast", "parts_of"]
+__all__ = ["MADE_PARTS", "SHARED", "ChannelParts", "ChannelsLast", "parts_of"]
 
 MADE_PARTS = "lowtide.made_parts"
 """The target of ops that make the parts of the input themselves."""
-_WORTH = 8
-"""For the ops that make the peak: with at least this part of the largest one's bytes."""
+SHARED = ".shared"
+"""At the end of the names of ops that take a share of the samples at a time."""
 _MOST_PARTS = 4
 _PART = 16
 """Channels that kernels treat together, so that a part has a multiple of them."""
@@ -56,7 +56,9 @@ class ChannelParts:
 
     def propose(self, graph: Graph) -> Iterable[Proposal]:
         for proposal in _from_copies(graph, self.name, _in_parts):
-            yield replace(proposal, ops=(*proposal.ops, *_with_made_parts(graph, proposal.ops[-1])))
+            last = [proposal.ops[-1], *_with_made_parts(graph, proposal.ops[-1])]
+            shared = (replace(o, name=f"{o.name}{SHARED}") for o in last)
+            yield replace(proposal, ops=(*proposal.ops[:-1], *last, *shared))
 
 
 def parts_of(channels: int) -> int:
@@ -74,13 +76,10 @@ def _from_copies(
     graph: Graph, rule: str, suits: Callable[[Value, Value, Value], bool] = lambda *_: True
 ) -> Iterator[Proposal]:
     """Parameters' gradients from copies of both operands in another layout."""
-    found = list(backwards(graph))
-    largest = max((graph.bytes_of((*op.inputs, *op.outputs)) for op in found), default=0)
-    for op in found:
+    for op in large(graph):
         gradient, given, weight = (graph.value[v] for v in op.inputs[:3])
         made = parameter_gradients(graph, op)
-        small = graph.bytes_of((*op.inputs, *op.outputs)) * _WORTH < largest
-        if small or not made or gradient.is_view or given.is_view:
+        if not made or gradient.is_view or given.is_view:
             continue
         if suits(gradient, given, weight):
             copies = [_copied(op, value, rule) for value in (given, gradient)]

@@ -50,6 +50,7 @@ __all__ = [
 
 _FORMS: dict[str, FormOf] = {
     "split": convolutions.split,
+    "shares": convolutions.shares,
     "transposed": convolutions.transposed_form,
     "channels_last": convolutions.channels_last,
     "parts": convolutions.parts,

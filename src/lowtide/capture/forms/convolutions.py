@@ -18,15 +18,35 @@ from lowtide.kernels.convolution import (
     parameter_gradients,
     parameter_gradients_by_made_parts,
     parameter_gradients_by_parts,
+    parameter_gradients_by_shares,
 )
-from lowtide.rules.layouts import MADE_PARTS, parts_of
+from lowtide.kernels.loops import team
+from lowtide.rules.layouts import MADE_PARTS, SHARED, parts_of
 
-__all__ = ["channels_last", "compared_parts", "parts", "split", "transposed_form"]
+__all__ = ["channels_last", "compared_parts", "parts", "shares", "split", "transposed_form"]
+
+_MOST_SHARES = 8
 
 
 def split(captured: Captured, op: Op, plain: Form) -> Form:
     """A backward whose last argument says which gradients to make: only those of this op's outputs."""
     return Form(plain.target, (*plain.args[:-1], gradient_mask(captured, op, plain)), plain.kwargs)
+
+
+def shares(captured: Captured, op: Op, plain: Form) -> Form | None:
+    gradient, *_ = plain.args
+    count = _shares(gradient)
+    wanted = gradient_mask(captured, op, plain)
+    return Form(parameter_gradients_by_shares, plain.args[:-1], {"wanted": wanted, "shares": count}) if count else None  # fmt: skip
+
+
+def _shares(gradient: fx.Node) -> int:
+    """One for each thread; 0 where samples cannot be shared so, or there is but one thread."""
+    tensor, threads = gradient.meta["val"], torch.get_num_threads()
+    samples = tensor.shape[0]
+    equal = type(samples) is int and samples % threads == 0
+    usable = tensor.device.type == "cpu" and 1 < threads <= _MOST_SHARES and team() is not None
+    return threads if equal and usable else 0
 
 
 def transposed_form(captured: Captured, op: Op, plain: Form) -> Form | None:
@@ -83,8 +103,9 @@ def parts(captured: Captured, op: Op, plain: Form) -> Form | None:
     if op.target == MADE_PARTS:
         return _by_made_parts(captured, op, plain)
     copies = (Added(f"{op.of}.{n.name}.{op.rule}", _part(n)) for n in (gradient, given))
-    wanted = gradient_mask(captured, op, plain)
-    return Form(parameter_gradients_by_parts, (*copies, weight, sizes, *rest), {"wanted": wanted})
+    count = _shares(gradient) if op.name.endswith(SHARED) else 1
+    options = {"wanted": gradient_mask(captured, op, plain), "shares": count}
+    return Form(parameter_gradients_by_parts, (*copies, weight, sizes, *rest), options) if count else None  # fmt: skip
 
 
 class _Made(NamedTuple):
@@ -120,12 +141,15 @@ def _by_made_parts(captured: Captured, op: Op, plain: Form) -> Form | None:
     if made is None:
         return None
     copy = Added(f"{op.of}.{gradient.name}.{op.rule}", _part(gradient))
+    count = _shares(gradient) if op.name.endswith(SHARED) else 1
+    if not count:
+        return None
     return Form(
         parameter_gradients_by_made_parts,
         (copy, parts_of(given.meta["val"].shape[1]), *made.operands, weight, sizes, *rest),
         {
             "wanted": gradient_mask(captured, op, plain), "convolved": made.convolved, "then": made.then,
-            "blocked": _may_be_blocked(made),
+            "blocked": _may_be_blocked(made), "shares": count,
         },
     )  # fmt: skip
 
@@ -144,7 +168,7 @@ def compared_parts(captured: Captured, op: Op, plain: Form) -> tuple[Form, Form]
     if cut is None:
         return None
     whole = Added("", Form(layout.in_parts, (plain.args[0], 1), {}))
-    plainly = {**cut.kwargs, "blocked": False}
+    plainly = {**cut.kwargs, "blocked": False, "shares": 1}
     once = Form(gradients_and_made_parts, (whole, 1, *cut.args[2:]), plainly)
     return once, Form(gradients_and_made_parts, cut.args, cut.kwargs)
 
