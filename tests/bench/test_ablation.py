@@ -36,7 +36,7 @@ def test_every_variant_is_planned_run_and_compared(tmp_path: Path):
     assert {"none", "mask", "replay", "all of these"} <= {r.variant for r in rows} <= set(VARIANTS)
     assert "pool" not in {r.variant for r in rows}, "nothing to pool here"
     reached = [r for r in rows if r.peak is not None]
-    assert {"none", "all of these"} <= {r.variant for r in reached}
+    assert "all of these" in {r.variant for r in reached}
     assert {r.fraction for r in rows} == set(FRACTIONS)
     assert all(r.error == 0.0 for r in reached if r.variant != "all, and rounding")
     for row in reached:

@@ -68,7 +68,6 @@ class Layers(nn.Module):
         return self.body(x).square().mean()
 
 
-@pytest.mark.usefixtures("estimated")
 def test_a_step_with_every_product_turned(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lowtide.measure.price._CLEARLY", 1e9)
     torch.manual_seed(0)
@@ -81,3 +80,9 @@ def test_a_step_with_every_product_turned(monkeypatch: pytest.MonkeyPatch):
     one, other = step_results(model, (x,)), step_results(fitted, (x,))
     for name, gradient in one.gradients.items():
         torch.testing.assert_close(gradient, other.gradients[name])
+
+
+@pytest.mark.usefixtures("estimated")
+def test_where_nothing_was_measured_nothing_is_turned():
+    plan = lowtide.fit(Layers(), (torch.randn(96, 64),), budget="100%", rules=(Turned(),), **QUICK)
+    assert not [o for o in plan.graph.ops if o.rule]

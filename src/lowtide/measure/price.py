@@ -60,7 +60,8 @@ def price(
     graph = graph.without(_there_and_back(graph))
     priced = graph.with_ops(_priced(graph, o, calls, costs) for o in graph.ops)
     priced = priced.with_ops(_not_faster(priced))
-    return priced.without(_outdone(priced))
+    guessed = {o.name for o in priced.ops if o.name in calls and costs[calls[o.name].signature].how != "measured"}  # fmt: skip
+    return priced.without(_outdone(priced, guessed))
 
 
 def other_bits(
@@ -103,12 +104,14 @@ def _there_and_back(graph: Graph) -> set[str]:
     return {o.name for o in graph.ops if o.target in _COPIES and idle & {*o.inputs, *o.outputs}}
 
 
-def _outdone(graph: Graph) -> set[str]:
-    """Ops of rules beside which there is another that makes the same from less, in no more time or memory."""
+def _outdone(graph: Graph, guessed: Collection[str] = ()) -> set[str]:
+    """Ops of rules beside which there is another that makes the same from less, in no more time or memory. `guessed`: ops whose times were not
+    measured, so that they are not said to be faster."""
     gone = {
         op.name
         for op in graph.ops
-        if op.rule in ONLY_FASTER and op.seconds > _CLEARLY * graph.op[op.of].seconds
+        if op.rule in ONLY_FASTER
+        and (op.name in guessed or op.seconds > _CLEARLY * graph.op[op.of].seconds)
     }
     forms: dict[tuple[str, ...], list[Op]] = {}
     for op in graph.ops:
