@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowtide.kernels.columns import add_columns
+from lowtide.kernels.columns import ROWS, add_columns
 from lowtide.kernels.loops import flat, fused, inline, loop, spread
 from lowtide.kernels.statistics import normalised
 
-__all__ = ["LOOPED", "SIDE_BY_SIDE", "activated", "as_captured", "counted", "statistics"]
+__all__ = ["LOOPED", "activated", "as_captured", "counted", "statistics"]
 
 LOOPED = (torch.float32, torch.float64)
-SIDE_BY_SIDE = 8
-"""Channels."""
 
 
 def counted(
@@ -41,7 +39,7 @@ def statistics(
     samples, channels = x.shape[:2]
     mean, squares = x.new_empty(channels), x.new_empty(channels)
     spread(
-        _count, -(-channels // SIDE_BY_SIDE), 2 * SIDE_BY_SIDE * x.numel() // channels,
+        _count, -(-channels // ROWS), 2 * ROWS * x.numel() // channels,
         flat(x), samples, channels, x.numel() // (samples * channels), mean.numpy(), squares.numpy(),
     )  # fmt: skip
     count = x.numel() // channels
@@ -92,13 +90,9 @@ def activated(
     spread(
         _activate, samples * channels, x.numel() // (samples * channels), values, channels, x.numel() // (samples * channels),
         scale.numpy(), mean.numpy(), (torch.zeros_like(mean) if bias is None else bias.detach()).numpy(),
-        flat(values_of(plus, x)), plus is not None, least, most, flat(made),
+        flat(x if plus is None else plus), plus is not None, least, most, flat(made),
     )  # fmt: skip
     return made
-
-
-def values_of(plus: Tensor | None, x: Tensor) -> Tensor:
-    return x if plus is None else plus
 
 
 def as_captured(
@@ -122,10 +116,10 @@ def as_captured(
 @loop
 def _count(first, last, x, samples, channels, plane, means, squares):  # type: ignore[no-untyped-def]
     """Eights of channels; the last begins so early that it is whole, and what it does once more comes out the same."""
-    mean, total = np.zeros(8, x.dtype), np.zeros(8, np.float64)
+    mean, total = np.zeros(ROWS, x.dtype), np.zeros(ROWS, np.float64)
     for eight in range(first, last):
-        start = max(0, min(eight * 8, channels - 8))
-        end = min(start + 8, channels)
+        start = max(0, min(eight * ROWS, channels - ROWS))
+        end = min(start + ROWS, channels)
         mean[:], total[:] = 0, 0
         _add_up(x, samples, channels, plane, start, end, mean, total, False)
         for channel in range(start, end):
@@ -139,7 +133,7 @@ def _count(first, last, x, samples, channels, plane, means, squares):  # type: i
 @inline
 def _add_up(x, samples, channels, plane, start, end, mean, total, squared):  # type: ignore[no-untyped-def]
     """Of each channel the numbers, or the squares of how far they are from its mean: rounded before they are added."""
-    whole = plane // 8 * 8 if x.itemsize == 4 and end - start == 8 else 0
+    whole = plane // ROWS * ROWS if x.itemsize == 4 and end - start == ROWS else 0
     for sample in range(samples):
         here = (sample * channels + start) * plane
         if whole:

@@ -10,9 +10,10 @@ from typing import Any
 
 from lowtide.kernels.loops import COMPILED
 
-__all__ = ["add_columns"]
+__all__ = ["ROWS", "add_columns"]
 
-_ROWS = 8
+ROWS = 8
+"""At a time."""
 
 if COMPILED:
     from llvmlite import ir
@@ -28,7 +29,7 @@ def _add_columns(_: Any, source: Any, step: Any, count: Any, means: Any, totals:
     def generate(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         source, step, count, means, totals, squared = arguments
         long = ir.IntType(64)
-        floats, doubles = (ir.VectorType(kind, _ROWS) for kind in (ir.FloatType(), ir.DoubleType()))
+        floats, doubles = (ir.VectorType(kind, ROWS) for kind in (ir.FloatType(), ir.DoubleType()))
 
         def at(address: Any, kind: Any) -> Any:
             return builder.inttoptr(address, kind.as_pointer())
@@ -38,11 +39,11 @@ def _add_columns(_: Any, source: Any, step: Any, count: Any, means: Any, totals:
         mean = builder.load(at(means, floats), align=4)
 
         def go(squares: bool) -> None:
-            blocks = builder.udiv(count, ir.Constant(long, _ROWS))
+            blocks = builder.udiv(count, ir.Constant(long, ROWS))
             with cgutils.for_range(builder, blocks) as loop:
-                place = builder.add(source, builder.mul(loop.index, ir.Constant(long, 4 * _ROWS)))
+                place = builder.add(source, builder.mul(loop.index, ir.Constant(long, 4 * ROWS)))
                 rows = []
-                for _ in range(_ROWS):
+                for _ in range(ROWS):
                     rows.append(builder.load(at(place, floats), align=4))
                     place = builder.add(place, step)
                 sums = builder.load(total)
@@ -67,10 +68,10 @@ def _add_columns(_: Any, source: Any, step: Any, count: Any, means: Any, totals:
 def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     """Blocks of one, two and four change places across the diagonal."""
     for size in (1, 2, 4):
-        upper = [j if not j & size else _ROWS + j - size for j in range(_ROWS)]
-        lower = [j + size if not j & size else _ROWS + j for j in range(_ROWS)]
-        masks = [ir.Constant(ir.VectorType(ir.IntType(32), _ROWS), m) for m in (upper, lower)]
-        for r in (r for r in range(_ROWS) if not r & size):
+        upper = [j if not j & size else ROWS + j - size for j in range(ROWS)]
+        lower = [j + size if not j & size else ROWS + j for j in range(ROWS)]
+        masks = [ir.Constant(ir.VectorType(ir.IntType(32), ROWS), m) for m in (upper, lower)]
+        for r in (r for r in range(ROWS) if not r & size):
             pair = rows[r], rows[r + size]
             rows[r], rows[r + size] = (builder.shuffle_vector(*pair, m) for m in masks)
     return rows
