@@ -230,11 +230,17 @@ def test_batch_norm_statistics_move_once():
         nn.Linear(8 * 64, 4),
     )
     args = (torch.randn(4, 3, 8, 8),)
-    fitted, plan = planned(model, args)
-    assert again(plan, "_native_batch_norm_legit_functional"), plan.recomputed
-    assert differences(model, fitted, args) == []
-    loss_of(fitted(*args)).backward()
-    assert int(fitted[0][1].num_batches_tracked) == 1
+    # Whole batch norms again, and what is made from their noted statistics again.
+    without = tuple(r for r in DEFAULT_RULES if r.name != "statistics")
+    for rules, target in (
+        (without, "_native_batch_norm_legit_functional"),
+        (DEFAULT_RULES, "relu"),
+    ):
+        fitted, plan = planned(model, args, rules=rules)
+        assert again(plan, target), plan.recomputed
+        assert differences(model, fitted, args) == []
+        loss_of(fitted(*args)).backward()
+        assert int(fitted[0][1].num_batches_tracked) == 1
 
 
 class Regions(nn.Module):
