@@ -38,9 +38,10 @@ def test_the_same_statistics(shape: tuple[int, ...], momentum: float):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.filterwarnings("error")
 def test_channels_that_do_not_vary_and_such_that_are_no_numbers():
     x, weight, bias, *running = operands((4, 12, 6, 6))
-    x[:, 3], x[1, 7, 2, 2], x[0, 9, 0, 0] = 5.0, torch.inf, torch.nan
+    x[:, 3], x[1, 7, 2, 2], x[0, 9, 0, 0], running[0][7] = 5.0, torch.inf, torch.nan, -torch.inf
     _, *expected = aten._native_batch_norm_legit_functional(x, weight, bias, *running, True, 0.1, 1e-5)  # fmt: skip
     for one, other in zip(counted(x, *running, 0.1, 1e-5)[1:], expected):
         assert torch.equal(one.isnan(), other.isnan())  # type: ignore[union-attr]

@@ -42,20 +42,31 @@ def statistics(
         _count, -(-channels // ROWS), 2 * ROWS * x.numel() // channels,
         flat(x), samples, channels, x.numel() // (samples * channels), mean.numpy(), squares.numpy(),
     )  # fmt: skip
-    count = x.numel() // channels
-    sums = squares.numpy()
-    variance = (sums / sums.dtype.type(count)).astype(np.float64)
-    with np.errstate(divide="ignore"):
-        rstd = 1 / np.sqrt(variance + eps)
+    # NumPy would warn of what is no number, or too large for one; ATen does not.
+    with np.errstate(all="ignore"):
+        finished = _finished(mean.numpy(), squares.numpy(), x.numel() // channels, running_mean.numpy(), running_var.numpy(), momentum, eps)  # fmt: skip
+    return mean, *(torch.from_numpy(made).to(x.dtype) for made in finished)
+
+
+def _finished(
+    mean: Any,
+    sums: Any,
+    count: int,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
+    """1 / deviation and the running averages, in ATen's order and types, which are others for the mean than for the variance."""
     kind, wide = sums.dtype.type, np.float64
+    rstd = 1 / np.sqrt((sums / kind(count)).astype(wide) + eps)
     stays, comes = kind(1) - kind(momentum), kind(momentum)
-    # In ATen's order and types, which are others for the mean than for the variance.
     unbiased = (sums / kind(count - 1)).astype(wide)
-    moved = (
-        comes * mean.numpy() + stays * running_mean.numpy(),
-        wide(comes) * unbiased + (stays * running_var.numpy()).astype(wide),
+    return (
+        rstd,
+        comes * mean + stays * running_mean,
+        wide(comes) * unbiased + (stays * running_var).astype(wide),
     )
-    return mean, *(torch.from_numpy(made).to(x.dtype) for made in (rstd, *moved))
 
 
 @statistics.register_fake
